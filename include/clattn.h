@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLATTN_H
+#define CLATTN_H
+
+/* clattn - block-sparse attention on any OpenCL device and on plain CPUs.
+ *
+ * Keys are cut into leaves of 64 tokens (16, 32 and 128 are possible). A selector chooses, for each query and each key
+ * head, at most `topk` leaves; attention then runs over the chosen leaves only:
+ *
+ *     selector  ->  block list  ->  attention
+ *
+ * Three steps, each a function, and one call that does them all:
+ *
+ *     clattn_pyramid_build      means of the keys, leaf by leaf and level by level
+ *     clattn_select             walks the pyramid and writes a block list per query token
+ *     clattn_attention_forward  attention over a block list, from any source
+ *     clattn_attention          the three of them
+ *
+ * A minimal program (host memory, best backend of the machine):
+ *
+ *     clattn_context *context;
+ *     clattn_context_create(NULL, &context);
+ *     clattn_tensor q = clattn_tensor_bthd(q_data, CLATTN_FLOAT32, batch, q_len, q_heads, dim);
+ *     ... k, v, out alike ...
+ *     clattn_status status = clattn_attention(context, NULL, NULL, &q, &k, &v, &out, NULL, NULL);
+ *     clattn_context_release(context);
+ *
+ * Conventions. Shapes are written [batch][len][heads][dim]; strides and offsets are in elements; sizes are in bytes only
+ * where the name says so. `q_heads = group * kv_heads`: query head h reads key head h / group. With causal attention query
+ * row i stands at position t = i + kv_len - q_len and sees keys 0..t. Every function returns CLATTN_SUCCESS (0) or a
+ * negative status; on an error of the arguments the outputs are untouched. The library keeps no global state, never
+ * prints and never ends the process.
+ *
+ * Sources: "Block Sparse Attention with Log-Linear Complexity" (PISA; Tang, Qin, Pan, Li, Liu, 2026). */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define CLATTN_API
+#elif defined(__GNUC__)
+#define CLATTN_API __attribute__((visibility("default")))
+#else
+#define CLATTN_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- version -------------------------------------------------------------------------------------------------------- */
+
+#define CLATTN_VERSION_MAJOR 0
+#define CLATTN_VERSION_MINOR 1
+#define CLATTN_VERSION_PATCH 0
+
+/* Version of the library in use, as "major.minor.patch". */
+CLATTN_API const char *clattn_version(void);
+
+/* ---- errors --------------------------------------------------------------------------------------------------------- */
+
+/* Result of every call. OpenCL's own codes (-1 to -1999) pass through unchanged; clattn's begin at -3001. */
+typedef enum clattn_status {
+    CLATTN_SUCCESS = 0,
+    CLATTN_INVALID_ARGUMENT = -3001, /* NULL, or a value outside of its range */
+    CLATTN_INVALID_SHAPE = -3002,    /* sizes that are not positive or do not fit each other */
+    CLATTN_INVALID_STRIDE = -3003,   /* strides that are negative, or let an output overlap itself */
+    CLATTN_INVALID_DTYPE = -3004,    /* element type not allowed for this tensor, or types that differ */
+    CLATTN_INVALID_BLOCKS = -3005,   /* block index out of range, list of another shape */
+    CLATTN_INVALID_SEQLENS = -3006,  /* cu_seqlens do not start at 0, descend, or do not end at the length */
+    CLATTN_INVALID_MEMORY = -3007,   /* kind of memory that this context cannot use */
+    CLATTN_SIZE_OVERFLOW = -3008,    /* a size or offset exceeds 63 bits */
+    CLATTN_OUT_OF_MEMORY = -3009,
+    CLATTN_NO_DEVICE = -3010,        /* the asked-for backend or device is not there */
+    CLATTN_DEVICE_LIMIT = -3011,     /* the device cannot hold or run this size */
+    CLATTN_FORKED = -3012,           /* an OpenCL context was used in a child process */
+    CLATTN_INTERNAL = -3013          /* a defect of the library or of a driver; the detail says more */
+} clattn_status;
+
+/* A short English text for a status, OpenCL's codes included; never NULL, never freed. */
+CLATTN_API const char *clattn_strerror(clattn_status status);
+
+/* ---- context -------------------------------------------------------------------------------------------------------- */
+
+/* A backend on a device, with its programs, queue and threads. May be used from several threads at once. */
+typedef struct clattn_context clattn_context;
+
+typedef enum clattn_backend {
+    CLATTN_BACKEND_AUTO = 0,      /* an OpenCL GPU that passes its self-test, else the CPU */
+    CLATTN_BACKEND_REFERENCE = 1, /* double precision, slow, the oracle */
+    CLATTN_BACKEND_CPU = 2,       /* OpenMP; plain C, AVX2 or AVX-512, chosen at run time */
+    CLATTN_BACKEND_OPENCL = 3
+} clattn_backend;
+
+typedef enum clattn_log_level {
+    CLATTN_LOG_NONE = 0,
+    CLATTN_LOG_ERROR = 1,
+    CLATTN_LOG_WARNING = 2,
+    CLATTN_LOG_INFO = 3,
+    CLATTN_LOG_DEBUG = 4
+} clattn_log_level;
+
+/* Receives one line without a newline. Called from any thread that uses the context, never concurrently. */
+typedef void (*clattn_log_function)(void *user, clattn_log_level level, const char *message);
+
+/* What clattn_context_create makes. Set by CLATTN_CONTEXT_DESC_INIT; change only what differs. */
+typedef struct clattn_context_desc {
+    size_t size;            /* sizeof(clattn_context_desc), set by the initialiser */
+    clattn_backend backend; /* default AUTO */
+    const char *device;     /* OpenCL: index in decimal (as clattn_device_get counts OpenCL devices), or a part of the
+                               device's or platform's name in any case; NULL: the first GPU, else the first device */
+    const char *variant;    /* "c", "avx2", "avx512" (CPU), "portable" ... (OpenCL tier); NULL: the best that works.
+                               The variables CLATTN_CPU and CLATTN_TIER limit the choice in the same words */
+    int threads;            /* CPU: number of threads; 0: as OpenMP decides */
+    void *cl_context;       /* the caller's own cl_context, cl_device_id and cl_command_queue, or NULL; retained */
+    void *cl_device;        /* needed with cl_context */
+    void *cl_queue;         /* optional with cl_context; an in-order or out-of-order queue of that device */
+    clattn_log_function log; /* NULL: no log, but the variable CLATTN_LOG=LEVEL sends it to standard error */
+    void *log_user;
+    clattn_log_level log_level; /* messages above are dropped; default WARNING */
+    char *error;                /* optional buffer for the detail when creation fails, always terminated */
+    size_t error_bytes;
+} clattn_context_desc;
+
+#define CLATTN_CONTEXT_DESC_INIT                                                                                     \
+    {                                                                                                                \
+        sizeof(clattn_context_desc), CLATTN_BACKEND_AUTO, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL,               \
+            CLATTN_LOG_WARNING, NULL, 0                                                                              \
+    }
+
+/* Makes a context. desc NULL means CLATTN_CONTEXT_DESC_INIT.
+ * Errors: INVALID_ARGUMENT, NO_DEVICE (the asked-for backend, device or variant is not there), OUT_OF_MEMORY, OpenCL's. */
+CLATTN_API clattn_status clattn_context_create(const clattn_context_desc *desc, clattn_context **context);
+
+/* Releases a context; NULL is allowed. Pyramids, block lists and tensors made with it must be released before. */
+CLATTN_API void clattn_context_release(clattn_context *context);
+
+/* Copies the detail of the context's last error (which argument, which value, what was expected; build logs) into
+ * `text`, at most `bytes` with the terminating zero. Returns the full length without it; 0 when nothing failed yet. */
+CLATTN_API size_t clattn_context_error(clattn_context *context, char *text, size_t bytes);
+
+/* One backend on one device. */
+typedef struct clattn_device_info {
+    size_t size; /* sizeof(clattn_device_info), set by the caller */
+    clattn_backend backend;
+    int index;               /* among the devices of its backend */
+    int is_gpu;
+    char name[128];          /* processor or device */
+    char platform[128];      /* OpenCL platform; empty otherwise */
+    char driver[128];        /* OpenCL driver and version; empty otherwise */
+    char variants[64];       /* what this machine can run, best last: "ref c avx2 avx512", "portable" */
+    char variant[32];        /* what this context uses; empty from clattn_device_get */
+    uint64_t memory_bytes;   /* of the device */
+    uint64_t max_alloc_bytes;
+    uint64_t local_bytes;    /* OpenCL local memory */
+    int compute_units;       /* OpenCL compute units or processors */
+} clattn_device_info;
+
+/* Describes device `number` = 0, 1 ...: the reference, the CPU, then every OpenCL device. A CPU without OpenCL has two.
+ * Returns NO_DEVICE past the last one. Broken or absent OpenCL drivers only shorten the list.
+ * CLATTN_PLATFORMS: comma-separated parts of platform names; only these platforms are used, "-part" leaves one out. */
+CLATTN_API clattn_status clattn_device_get(int number, clattn_device_info *info);
+
+/* The device that a context uses. */
+CLATTN_API clattn_status clattn_context_device(clattn_context *context, clattn_device_info *info);
+
+/* Times and counts since the context was made. */
+typedef struct clattn_stats {
+    size_t size;                /* sizeof(clattn_stats), set by the caller */
+    double build_seconds;       /* in OpenCL's compiler, or loading programs from the cache */
+    double transfer_seconds;    /* copying between host and device */
+    uint64_t programs_built;    /* compiled from source */
+    uint64_t programs_loaded;   /* taken from the program cache */
+    uint64_t kernels_enqueued;
+} clattn_stats;
+
+CLATTN_API clattn_status clattn_context_stats(clattn_context *context, clattn_stats *stats);
+
+/* ---- tensors -------------------------------------------------------------------------------------------------------- */
+
+typedef enum clattn_dtype {
+    CLATTN_FLOAT32 = 1,
+    CLATTN_FLOAT16 = 2,
+    CLATTN_BFLOAT16 = 3
+} clattn_dtype;
+
+typedef enum clattn_memory {
+    CLATTN_MEMORY_HOST = 0,   /* data is a pointer; OpenCL contexts copy to and from the device and block */
+    CLATTN_MEMORY_CL_MEM = 1, /* data is a cl_mem of the context's cl_context */
+    CLATTN_MEMORY_SVM = 2     /* data is a coarse- or fine-grained SVM pointer */
+} clattn_memory;
+
+/* A view of memory as [batch][len][heads][dim]. Element (b, i, h, d) is at
+ *     offset + b*batch_stride + i*len_stride + h*head_stride + d      (elements; the innermost dimension is contiguous)
+ * so [batch][heads][len][dim] is the same tensor with other strides. lse is a tensor with dim = 1. The view does not own
+ * its memory. Inputs may have strides of 0 (broadcast). Packed sequences of different lengths lie one after another in
+ * `len` with batch = 1 (clattn_attention_desc.cu_seqlens_q). */
+typedef struct clattn_tensor {
+    void *data;
+    clattn_memory memory;
+    clattn_dtype dtype;
+    int64_t offset;
+    int64_t batch, len, heads, dim;
+    int64_t batch_stride, len_stride, head_stride;
+} clattn_tensor;
+
+/* Views of contiguous host memory laid out as [batch][len][heads][dim], or as [batch][heads][len][dim]. */
+CLATTN_API clattn_tensor clattn_tensor_bthd(void *data, clattn_dtype dtype, int64_t batch, int64_t len, int64_t heads,
+                                            int64_t dim);
+CLATTN_API clattn_tensor clattn_tensor_bhtd(void *data, clattn_dtype dtype, int64_t batch, int64_t heads, int64_t len,
+                                            int64_t dim);
+
+/* Device memory without OpenCL calls of one's own. clattn_tensor_create gives contiguous [batch][len][heads][dim]
+ * memory where the context computes (a cl_mem, or host memory on the CPU backends), with undefined content; release it
+ * with clattn_tensor_release, which also clears the view. Upload and download copy between a host tensor and a tensor
+ * of the context with the same shape and dtype, whatever their strides, and block.
+ * Errors: INVALID_ARGUMENT, INVALID_SHAPE, INVALID_DTYPE, INVALID_MEMORY, OUT_OF_MEMORY, OpenCL's. */
+CLATTN_API clattn_status clattn_tensor_create(clattn_context *context, clattn_dtype dtype, int64_t batch, int64_t len,
+                                              int64_t heads, int64_t dim, clattn_tensor *tensor);
+CLATTN_API clattn_status clattn_tensor_upload(clattn_context *context, const clattn_tensor *host, clattn_tensor *device);
+CLATTN_API clattn_status clattn_tensor_download(clattn_context *context, const clattn_tensor *device, clattn_tensor *host);
+CLATTN_API void clattn_tensor_release(clattn_context *context, clattn_tensor *tensor);
+
+/* ---- descriptors ---------------------------------------------------------------------------------------------------- */
+
+/* Take part in the caller's OpenCL queue. NULL in place of a clattn_sync: the call returns when its work is done.
+ * With a clattn_sync and all tensors in OpenCL memory the call only enqueues. CPU backends: must be NULL. */
+typedef struct clattn_sync {
+    size_t size;            /* sizeof(clattn_sync), set by the initialiser */
+    void *queue;            /* cl_command_queue of the context's device; NULL: the context's own */
+    uint32_t wait_count;    /* events that must be complete before the first command */
+    void *const *wait_list; /* [wait_count] cl_event */
+    void **event;           /* cl_event of the last command, to be released by the caller; NULL: not asked for */
+} clattn_sync;
+
+#define CLATTN_SYNC_INIT {sizeof(clattn_sync), NULL, 0, NULL, NULL}
+
+/* Softmax scale 1/sqrt(dim). Any finite scale may be given instead; 0 is 0. */
+#define CLATTN_SCALE_DEFAULT ((float)1e39)
+
+/* What attention means, for selection and attention alike. */
+typedef struct clattn_attention_desc {
+    size_t size;      /* sizeof(clattn_attention_desc), set by the initialiser */
+    float scale;      /* default CLATTN_SCALE_DEFAULT */
+    int causal;       /* 1 (default): query row i sees keys 0 .. i + kv_len - q_len; 0: all keys */
+    int64_t sequences; /* 0 (default): every batch entry is a sequence. Otherwise batch = 1 and `sequences` sequences */
+    const int32_t *cu_seqlens_q; /* [sequences + 1] host: sequence s has query rows cu_seqlens_q[s] .. [s + 1] - 1; */
+    const int32_t *cu_seqlens_k; /* starts at 0, never descends, ends at len; empty sequences are allowed */
+} clattn_attention_desc;
+
+#define CLATTN_ATTENTION_DESC_INIT {sizeof(clattn_attention_desc), CLATTN_SCALE_DEFAULT, 1, 0, NULL, NULL}
+
+/* How leaves are chosen. The score of a node is taken over its children c (the keys themselves at level 1), for each
+ * query head of the group, then summed over the group. Source: PISA sec. 3. */
+typedef enum clattn_selector {
+    CLATTN_SELECT_PISA = 0,      /* logsumexp_c of scale q.mean_c, walking the pyramid from the top (O(log N)) */
+    CLATTN_SELECT_PISA1 = 1,     /* mean over the children's logits */
+    CLATTN_SELECT_PISA2 = 2,     /* mean plus half the population variance */
+    CLATTN_SELECT_FLAT_MEAN = 3, /* every leaf by q.mean (BSA; O(N)) */
+    CLATTN_SELECT_FLAT_LSE = 4,  /* every leaf by its exact logsumexp (O(N), exact) */
+    CLATTN_SELECT_DENSE = 5      /* clattn_attention only: all keys, no list */
+} clattn_selector;
+
+typedef struct clattn_select_desc {
+    size_t size;              /* sizeof(clattn_select_desc), set by the initialiser */
+    clattn_selector selector; /* default PISA */
+    int32_t topk;             /* leaves per list, 1 .. CLATTN_TOPK_MAX; default 8 */
+    int32_t leaf;             /* tokens per leaf: 16, 32, 64 (default) or 128 */
+    int32_t forced_first;     /* causal: the first leaves are always chosen (default 1) ... */
+    int32_t forced_last;      /* ... and the last ones up to the query's own (default 2: previous and current); they count
+                                 inside topk: when it is too small the query's own leaf wins, then the one before it,
+                                 then the first. Not causal: nothing is forced */
+} clattn_select_desc;
+
+#define CLATTN_TOPK_MAX 512
+#define CLATTN_SELECT_DESC_INIT {sizeof(clattn_select_desc), CLATTN_SELECT_PISA, 8, 64, 1, 2}
+
+/* ---- the simple call ------------------------------------------------------------------------------------------------ */
+
+/* Block-sparse attention: builds the pyramid, selects, attends.
+ *
+ *   out[i] = sum_j p[i][j] v[j],   p[i] = softmax over the keys j of the chosen leaves of scale * q[i].k[j]
+ *
+ * attention, select  NULL: the defaults (causal, scale 1/sqrt(dim); PISA, 8 leaves of 64 tokens)
+ * q    [batch][q_len][q_heads][dim]          FLOAT32, FLOAT16 or BFLOAT16; dim 1 .. 256
+ * k    [batch][kv_len][kv_heads][dim]        same dtype; q_heads is a multiple of kv_heads
+ * v    [batch][kv_len][kv_heads][dim_v]      same dtype; dim_v 1 .. 256
+ * out  [batch][q_len][q_heads][dim_v]        same dtype, or FLOAT32
+ * lse  [batch][q_len][q_heads][1] FLOAT32    natural log of the softmax denominator; may be NULL
+ * sync               see clattn_sync; NULL: returns when out is complete
+ * A row that sees no key gives out = 0, lse = -INFINITY.
+ * Errors: every INVALID_ one, SIZE_OVERFLOW, OUT_OF_MEMORY, DEVICE_LIMIT, OpenCL's. Source: PISA sec. 3. */
+CLATTN_API clattn_status clattn_attention(clattn_context *context, const clattn_attention_desc *attention,
+                                          const clattn_select_desc *select, const clattn_tensor *q,
+                                          const clattn_tensor *k, const clattn_tensor *v, clattn_tensor *out,
+                                          clattn_tensor *lse, const clattn_sync *sync);
+
+/* ---- key pyramid ---------------------------------------------------------------------------------------------------- */
+
+/* Means of the keys of every (sequence, key head): level 1 over leaves of `leaf` tokens, each further level over two
+ * neighbours, up to one node. float32. Building twice, or from a longer tensor with the same first keys, gives the same
+ * bits for every node that is complete in both. */
+typedef struct clattn_pyramid clattn_pyramid;
+
+/* Builds the pyramid of k [batch][kv_len][kv_heads][dim]. Only the sequences of `attention` (NULL: the defaults) matter.
+ * *pyramid NULL: a new one is made; otherwise it is rebuilt in place and must have been made for the same shape.
+ * leaf 16, 32, 64 or 128. Errors: as clattn_attention. Source: PISA sec. 3.1. */
+CLATTN_API clattn_status clattn_pyramid_build(clattn_context *context, const clattn_attention_desc *attention,
+                                              int32_t leaf, const clattn_tensor *k, clattn_pyramid **pyramid,
+                                              const clattn_sync *sync);
+
+/* Copies level `level` (1, 2 ...) of one sequence and key head to host memory: means [nodes][dim] float32; `nodes`
+ * receives the number of nodes of that level. means may be NULL (only the count). Blocks. Past the top: INVALID_ARGUMENT. */
+CLATTN_API clattn_status clattn_pyramid_read(clattn_context *context, const clattn_pyramid *pyramid, int64_t sequence,
+                                             int64_t kv_head, int level, float *means, int64_t *nodes);
+
+/* Releases a pyramid; NULL is allowed. Enqueued work that uses it may still be running. */
+CLATTN_API void clattn_pyramid_release(clattn_context *context, clattn_pyramid *pyramid);
+
+/* ---- block lists ---------------------------------------------------------------------------------------------------- */
+
+/* For every list row and list head: at most topk block indices, ascending, -1 on the right. A list row stands for
+ * q_block consecutive query rows of one sequence (1 for the selectors); sequence s begins at list row
+ * sum over earlier sequences of ceil(q_len / q_block). Heads: 1 (shared by all), kv_heads or q_heads. */
+typedef struct clattn_blocks clattn_blocks;
+
+typedef struct clattn_blocks_desc {
+    size_t size;            /* sizeof(clattn_blocks_desc), set by the initialiser */
+    int32_t block;          /* keys per block: 16, 32, 64 (default) or 128 */
+    int32_t q_block;        /* query rows per list row, 1 (default) or more */
+    int64_t rows;           /* list rows in all */
+    int32_t heads;          /* list heads */
+    int32_t topk;           /* entries per list, padding included, at least 1 */
+} clattn_blocks_desc;
+
+#define CLATTN_BLOCKS_DESC_INIT {sizeof(clattn_blocks_desc), 64, 1, 0, 1, 0}
+
+/* Makes a block list from the caller's indices [rows][heads][topk] in host memory, which is copied. Entries may stand in
+ * any order; -1 entries are skipped; duplicates are removed; the stored list is ascending. Indices that no sequence can
+ * have are found when the list is used: INVALID_BLOCKS, nothing is computed.
+ * Errors: INVALID_ARGUMENT, INVALID_BLOCKS (an index below -1), SIZE_OVERFLOW, OUT_OF_MEMORY, OpenCL's. */
+CLATTN_API clattn_status clattn_blocks_create(clattn_context *context, const clattn_blocks_desc *desc,
+                                              const int32_t *indices, clattn_blocks **blocks);
+
+/* Chooses leaves for every query token and key head.
+ * pyramid: of the same k, sequences and leaf; NULL: built for this call (not needed by FLAT_LSE).
+ * *blocks NULL: a new list is made ([q rows][kv_heads][topk]); otherwise it is overwritten and must have that shape.
+ * Order: higher score first; equal scores, lower index first; a NaN score ranks as -infinity. The result of a query does
+ * not depend on later keys. Errors: as clattn_attention. Source: PISA sec. 3.2. */
+CLATTN_API clattn_status clattn_select(clattn_context *context, const clattn_attention_desc *attention,
+                                       const clattn_select_desc *select, const clattn_tensor *q, const clattn_tensor *k,
+                                       const clattn_pyramid *pyramid, clattn_blocks **blocks, const clattn_sync *sync);
+
+/* The shape of a list. desc->size must be set. */
+CLATTN_API clattn_status clattn_blocks_describe(const clattn_blocks *blocks, clattn_blocks_desc *desc);
+
+/* Copies indices [rows][heads][topk] and counts [rows][heads] to host memory; either may be NULL. Blocks. */
+CLATTN_API clattn_status clattn_blocks_read(clattn_context *context, const clattn_blocks *blocks, int32_t *indices,
+                                            int32_t *counts);
+
+/* Releases a block list; NULL is allowed. Enqueued work that uses it may still be running. */
+CLATTN_API void clattn_blocks_release(clattn_context *context, clattn_blocks *blocks);
+
+/* ---- attention over a block list ------------------------------------------------------------------------------------ */
+
+/* Attention over listed blocks, forward.
+ *
+ *   out[i] = sum_j p[i][j] v[j],   p = softmax over the listed keys j (j <= t when causal) of scale * q[i].k[j]
+ *   lse[i] = log sum_j exp(scale * q[i].k[j])
+ *
+ * blocks  NULL: all keys (dense attention). Otherwise a list whose rows and heads fit q and k
+ * q, k, v, out, lse, sync: as clattn_attention; any strides, innermost contiguous
+ * A row with no key gives out = 0, lse = -INFINITY.
+ * Errors: as clattn_attention, and INVALID_BLOCKS. Source: PISA sec. 3.3. */
+CLATTN_API clattn_status clattn_attention_forward(clattn_context *context, const clattn_attention_desc *attention,
+                                                  const clattn_tensor *q, const clattn_tensor *k, const clattn_tensor *v,
+                                                  const clattn_blocks *blocks, clattn_tensor *out, clattn_tensor *lse,
+                                                  const clattn_sync *sync);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
