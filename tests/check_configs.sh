@@ -18,7 +18,7 @@ combination() {
     cd "$top/configs/$name" || exit 1
     if "$srcdir/configure" -q --enable-werror "$@" > log 2>&1 && $MAKE -j"$jobs" >> log 2>&1 &&
         $MAKE -j"$jobs" check VERBOSE=1 >> log 2>&1; then
-        echo "$name: $(sh "$srcdir/tests/summary.sh" .)"
+        echo "$name: $($MAKE -s check-summary)"
         cd "$top" && rm -rf "configs/$name"
     else
         echo "$name: FAILED, see configs/$name/log"
