@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 #include "clattn.h"
 
-#define TEXT_OF(x) #x
-#define TEXT(x) TEXT_OF(x)
+#define TEXT(x) #x
+#define VERSION(major, minor, patch) TEXT(major) "." TEXT(minor) "." TEXT(patch)
 
 const char *clattn_version(void)
 {
-    return TEXT(CLATTN_VERSION_MAJOR) "." TEXT(CLATTN_VERSION_MINOR) "." TEXT(CLATTN_VERSION_PATCH);
+    return VERSION(CLATTN_VERSION_MAJOR, CLATTN_VERSION_MINOR, CLATTN_VERSION_PATCH);
 }

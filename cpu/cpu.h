@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLATTN_CPU_H
+#define CLATTN_CPU_H
+
+/* The CPU backends: drivers that share work among threads, and one table of kernels a variant.
+ *
+ * A driver (cpu_*.c) walks over sequences, heads and rows under OpenMP and hands single rows to the kernel of
+ * the variant. Kernels (<operation>_<variant>.c) know nothing of threads. The table is filled with the
+ * reference first and then overridden by what the machine has; CLATTN_CPU=ref|c|avx2|avx512 ends the overriding
+ * early. */
+
+#include "internal.h"
+
+#include "half.h"
+
+/* The mean of `count` keys of one leaf. keys: first key, dtype elements, len_stride elements apart. mean [dim].
+ */
+typedef void pyramid_leaf_function(const void *keys, clattn_dtype dtype, int64_t len_stride, int64_t count,
+                                   int32_t dim, float *mean);
+
+/* The mean of two neighbours; right NULL: left is alone. mean [dim]. */
+typedef void pyramid_join_function(const float *left, const float *right, int32_t dim, float *mean);
+
+/* One list: query row i of a sequence, one key head. indices [topk] receives ascending leaves padded by -1;
+ * returns the count. scratch: select_scratch bytes of this thread, 64-byte aligned. */
+typedef int32_t select_row_function(const struct select_job *job, int64_t sequence, int32_t kv_head, int64_t i,
+                                    void *scratch, int32_t *indices);
+
+/* Query rows and heads that attend to the same keys of one key head: rows row .. row + rows - 1 of a sequence,
+ * heads head .. head + heads - 1 of q. */
+struct forward_tile {
+    const struct sequence *sequence;
+    int64_t row;
+    int32_t rows, head, heads;
+    const int32_t *indices; /* [count] ascending blocks; NULL: all keys */
+    int32_t count;
+};
+
+/* Attention of one tile: writes out and lse. scratch: forward_scratch bytes of this thread, 64-byte aligned. */
+typedef void forward_tile_function(const struct forward_job *job, const struct forward_tile *tile,
+                                   void *scratch);
+
+struct cpu_kernels {
+    const char *variant;
+    pyramid_leaf_function *pyramid_leaf;
+    pyramid_join_function *pyramid_join;
+    select_row_function *select_row;
+    size_t (*select_scratch)(const struct select_job *job);
+    forward_tile_function *forward_tile;
+    size_t (*forward_scratch)(const struct forward_job *job, int32_t rows,
+                              int32_t heads); /* of the largest tile */
+    int32_t forward_rows; /* query rows x heads of a tile that suits the kernel, for dense attention and query
+                             blocks */
+};
+
+/* One installer a variant, in order. Each overrides what it has. */
+void cpu_install_ref(struct cpu_kernels *kernels);
+void cpu_install_c(struct cpu_kernels *kernels);
+void cpu_install_avx2(struct cpu_kernels *kernels);   /* with HAVE_CPU_AVX2 */
+void cpu_install_avx512(struct cpu_kernels *kernels); /* with HAVE_CPU_AVX512 */
+
+/* State of a CPU context. */
+struct cpu_state {
+    struct cpu_kernels kernels;
+    clattn_backend id;
+};
+
+static inline const struct cpu_kernels *cpu_kernels_of(const clattn_context *context)
+{
+    return &((const struct cpu_state *)context->state)->kernels;
+}
+
+/* Drivers, common to reference and cpu. */
+clattn_status cpu_pyramid_build(clattn_context *context, const struct pyramid_job *job);
+clattn_status cpu_select(clattn_context *context, const struct select_job *job);
+clattn_status cpu_forward(clattn_context *context, const struct forward_job *job);
+
+int cpu_threads(const clattn_context *context); /* that a parallel region of this context uses */
+void *cpu_scratch(size_t bytes);                /* 64-byte aligned, released by free */
+
+/* ---- access to tensors in host memory ---- */
+
+/* Row (batch, len, head) of a tensor: its first element. */
+static inline void *tensor_row(const clattn_tensor *tensor, int64_t batch, int64_t row, int64_t head)
+{
+    int64_t element =
+        tensor->offset + batch * tensor->batch_stride + row * tensor->len_stride + head * tensor->head_stride;
+    return (char *)tensor->data + element * (tensor->dtype == CLATTN_FLOAT32 ? 4 : 2);
+}
+
+static inline float load_element(const void *row, clattn_dtype dtype, int64_t i)
+{
+    switch (dtype) {
+    case CLATTN_FLOAT16:
+        return float_of_float16(((const uint16_t *)row)[i]);
+    case CLATTN_BFLOAT16:
+        return float_of_bfloat16(((const uint16_t *)row)[i]);
+    default:
+        return ((const float *)row)[i];
+    }
+}
+
+static inline void store_element(void *row, clattn_dtype dtype, int64_t i, float value)
+{
+    switch (dtype) {
+    case CLATTN_FLOAT16:
+        ((uint16_t *)row)[i] = float16_of_float(value);
+        break;
+    case CLATTN_BFLOAT16:
+        ((uint16_t *)row)[i] = bfloat16_of_float(value);
+        break;
+    default:
+        ((float *)row)[i] = value;
+    }
+}
+
+/* Means of one sequence and key head: node n of level l is means[level_first(l) + n]. */
+static inline const float *pyramid_head(const clattn_pyramid *pyramid, int64_t sequence, int32_t kv_head)
+{
+    int64_t first =
+        pyramid->first[sequence] + kv_head * pyramid_nodes(pyramid->kv_len[sequence], pyramid->leaf);
+    return (const float *)pyramid->means.host + first * pyramid->dim;
+}
+
+#endif

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT */
+/* The reference's kernels. */
+
+#include "reference.h"
+
+void cpu_install_ref(struct cpu_kernels *kernels)
+{
+    kernels->pyramid_leaf = pyramid_leaf_ref;
+    kernels->pyramid_join = pyramid_join_ref;
+    kernels->select_row = select_row_ref;
+    kernels->select_scratch = select_scratch_ref;
+    kernels->forward_tile = forward_tile_ref;
+    kernels->forward_scratch = forward_scratch_ref;
+    kernels->forward_rows = 1;
+}

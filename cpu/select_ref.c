@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: MIT */
+/* Selection, reference: the rule as it is written, scores in double.
+ *
+ * Start at the lowest level that has at most K nodes. At each level: drop what is neither forced nor eligible;
+ * when more than K candidates remain, keep the forced ones and the best of the rest; their children are the
+ * next candidates. */
+
+#include "reference.h"
+
+#include <math.h>
+
+/* One query row and key head. */
+struct walk {
+    const struct select_job *job;
+    const struct sequence *sequence;
+    const float *means; /* of the pyramid; NULL for flat LSE */
+    int64_t row, seen;  /* query row, number of keys that it sees */
+    int32_t kv_head, leaf, topk;
+    int64_t forced[CLATTN_TOPK_MAX]; /* forced leaves, by priority */
+    int32_t forced_count;
+};
+
+/* Forced leaves by priority: the query's own, those before it, then the first ones. At most topk. */
+static void forced_leaves(struct walk *walk)
+{
+    const clattn_select_desc *select = walk->job->select;
+    int64_t current = (walk->seen - 1) / walk->leaf;
+    walk->forced_count = 0;
+    if (!walk->job->problem->causal) return;
+    for (int64_t i = current; i > current - select->forced_last && i >= 0; i--)
+        if (walk->forced_count < walk->topk) walk->forced[walk->forced_count++] = i;
+    for (int64_t i = 0; i < select->forced_first && i <= current; i++) {
+        bool is_new = i <= current - select->forced_last;
+        if (is_new && walk->forced_count < walk->topk) walk->forced[walk->forced_count++] = i;
+    }
+}
+
+static bool is_forced(const struct walk *walk, int level, int64_t node)
+{
+    for (int32_t i = 0; i < walk->forced_count; i++)
+        if (walk->forced[i] >> (level - 1) == node) return true;
+    return false;
+}
+
+/* Not causal: every node is eligible. Causal: its whole span lies at or before the query. */
+static bool is_eligible(const struct walk *walk, int level, int64_t node)
+{
+    int64_t span = (int64_t)walk->leaf << (level - 1);
+    return !walk->job->problem->causal || (node + 1) * span <= walk->seen;
+}
+
+/* Score of the logits of a node's children for one head. */
+static double head_score(clattn_selector selector, const double *logit, int64_t count)
+{
+    double most = -INFINITY, sum = 0, variance = 0;
+    for (int64_t c = 0; c < count; c++) {
+        if (isnan(logit[c])) return NAN;
+        most = fmax(most, logit[c]);
+        sum += logit[c];
+    }
+    double mean = sum / (double)count;
+    if (selector == CLATTN_SELECT_PISA1 || selector == CLATTN_SELECT_FLAT_MEAN) return mean;
+    if (selector == CLATTN_SELECT_PISA2) {
+        for (int64_t c = 0; c < count; c++)
+            variance += (logit[c] - mean) * (logit[c] - mean) / (double)count;
+        return mean + variance / 2;
+    }
+    if (most == -INFINITY || most == INFINITY) return most;
+    double total = 0;
+    for (int64_t c = 0; c < count; c++)
+        total += exp(logit[c] - most);
+    return most + log(total);
+}
+
+/* Group score of a node: its children are keys at level 1, else means one level below. FLAT_MEAN scores by the
+ * node's own mean. */
+static double node_score(const struct walk *walk, int level, int64_t node)
+{
+    const struct problem *problem = walk->job->problem;
+    const clattn_tensor *q = walk->job->q, *k = walk->job->k;
+    const struct sequence *sequence = walk->sequence;
+    bool own_mean = walk->job->select->selector == CLATTN_SELECT_FLAT_MEAN;
+    bool from_keys = level == 1 && !own_mean;
+    int child_level = own_mean ? level : level - 1;
+    int64_t width = own_mean ? 1 : level == 1 ? walk->leaf : 2;
+    int64_t existing = from_keys ? sequence->kv_len : level_nodes(sequence->kv_len, walk->leaf, child_level);
+    int64_t first = node * width, count = MIN(width, existing - first);
+    int64_t base = from_keys ? 0 : level_first(sequence->kv_len, walk->leaf, child_level);
+    double logit[128], score = 0;
+
+    for (int32_t g = 0; g < problem->group; g++) {
+        const void *query =
+            tensor_row(q, sequence->batch, sequence->q_row + walk->row, walk->kv_head * problem->group + g);
+        for (int64_t c = 0; c < count; c++) {
+            const void *child = from_keys
+                                    ? tensor_row(k, sequence->batch, sequence->k_row + first + c, walk->kv_head)
+                                    : (const void *)(walk->means + (base + first + c) * problem->dim);
+            double dot = 0;
+            for (int32_t d = 0; d < problem->dim; d++)
+                dot += (double)load_element(query, q->dtype, d) *
+                       (double)load_element(child, from_keys ? k->dtype : CLATTN_FLOAT32, d);
+            logit[c] = (double)problem->scale * dot;
+        }
+        score += head_score(walk->job->select->selector, logit, count);
+    }
+    return isnan(score) ? -INFINITY : score;
+}
+
+/* Keeps the forced candidates and the best of the rest, topk in all, in ascending order; returns how many. */
+static int32_t keep_best(const struct walk *walk, int level, int64_t *candidates, int64_t count, double *score,
+                         bool *keep)
+{
+    int32_t kept = 0;
+    for (int64_t c = 0; c < count; c++) {
+        keep[c] = is_forced(walk, level, candidates[c]);
+        kept += keep[c];
+        score[c] = keep[c] ? 0 : node_score(walk, level, candidates[c]);
+    }
+    for (; kept < walk->topk; kept++) {
+        int64_t best = -1;
+        for (int64_t c = 0; c < count; c++)
+            if (!keep[c] && (best < 0 || score[c] > score[best])) best = c;
+        keep[best] = true;
+    }
+    int32_t n = 0;
+    for (int64_t c = 0; c < count; c++)
+        if (keep[c]) candidates[n++] = candidates[c];
+    return n;
+}
+
+static bool is_flat(clattn_selector selector)
+{
+    return selector == CLATTN_SELECT_FLAT_MEAN || selector == CLATTN_SELECT_FLAT_LSE;
+}
+
+static int64_t candidates_max(const struct select_job *job)
+{
+    int64_t leaves = ceil_div(job->problem->kv_len_max, job->select->leaf);
+    return is_flat(job->select->selector) ? leaves : 2 * (int64_t)job->select->topk;
+}
+
+size_t select_scratch_ref(const struct select_job *job)
+{
+    return (size_t)candidates_max(job) * (sizeof(int64_t) + sizeof(double) + sizeof(bool));
+}
+
+int32_t select_row_ref(const struct select_job *job, int64_t s, int32_t kv_head, int64_t i, void *scratch,
+                       int32_t *indices)
+{
+    const struct sequence *sequence = &job->problem->sequences[s];
+    struct walk walk = {.job = job,
+                        .sequence = sequence,
+                        .means = job->pyramid ? pyramid_head(job->pyramid, s, kv_head) : NULL,
+                        .row = i,
+                        .seen = visible_keys(job->problem, sequence, i),
+                        .kv_head = kv_head,
+                        .leaf = job->select->leaf,
+                        .topk = job->select->topk};
+    int64_t *candidates = scratch, count = 0;
+    double *score = (double *)(candidates + candidates_max(job));
+    bool *keep = (bool *)(score + candidates_max(job));
+
+    for (int32_t n = 0; n < walk.topk; n++)
+        indices[n] = -1;
+    if (walk.seen == 0) return 0;
+    forced_leaves(&walk);
+
+    /* Levels of the keys that the query sees: later keys must not matter. */
+    int top = 1;
+    while (!is_flat(job->select->selector) && level_nodes(walk.seen, walk.leaf, top) > walk.topk)
+        top++;
+    for (int64_t n = 0; n < level_nodes(walk.seen, walk.leaf, top); n++)
+        candidates[count++] = n;
+    for (int level = top; level >= 1; level--) {
+        if (level <
+            top) { /* the children of what was kept, from the last to the first so that none is overwritten */
+            int64_t nodes = level_nodes(walk.seen, walk.leaf, level), parents = count;
+            count = 0;
+            for (int64_t p = parents - 1; p >= 0; p--) {
+                int64_t child = 2 * candidates[p];
+                candidates[2 * p + 1] = child + 1 < nodes ? child + 1 : -1;
+                candidates[2 * p] = child;
+            }
+            for (int64_t c = 0; c < 2 * parents; c++)
+                if (candidates[c] >= 0) candidates[count++] = candidates[c];
+        }
+        int64_t allowed = 0;
+        for (int64_t c = 0; c < count; c++)
+            if (is_forced(&walk, level, candidates[c]) || is_eligible(&walk, level, candidates[c]))
+                candidates[allowed++] = candidates[c];
+        count = allowed;
+        if (count > walk.topk) count = keep_best(&walk, level, candidates, count, score, keep);
+    }
+    for (int64_t n = 0; n < count; n++)
+        indices[n] = (int32_t)candidates[n];
+    return (int32_t)count;
+}

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLATTN_INTERNAL_H
+#define CLATTN_INTERNAL_H
+
+/* What the parts of the library share: the context, checked problems, jobs for the backends, and the backend
+ * table.
+ *
+ * A public call goes  check (check.c)  ->  problem + job  ->  stage host tensors (stage.c)  ->
+ * backend->operation. */
+
+#include "clattn.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+static inline int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* ---- context ---- */
+
+struct clattn_context {
+    const struct backend *backend;
+    void *state;          /* of the backend */
+    pthread_mutex_t lock; /* log, error, stats */
+    clattn_log_function log;
+    void *log_user;
+    clattn_log_level log_level;
+    int threads;
+    char error[2048];
+    clattn_stats stats;
+};
+
+/* Records the detail of an error and returns `status`: `return fail(context, CLATTN_INVALID_SHAPE, "q.dim is %d
+ * ...")`. */
+clattn_status fail(clattn_context *context, clattn_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+void log_line(clattn_context *context, clattn_log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+double seconds_now(void); /* monotonic */
+void stats_add_build(clattn_context *context, double seconds, bool from_cache);
+void stats_add_transfer(clattn_context *context, double seconds);
+void stats_add_launch(clattn_context *context);
+
+/* ---- memory ---- */
+
+/* Memory where the backend computes: host memory (64-byte aligned) or a cl_mem. */
+struct storage {
+    void *host;
+    void *mem;
+    size_t bytes;
+};
+
+size_t dtype_bytes(clattn_dtype dtype);
+const char *dtype_name(clattn_dtype dtype);
+
+/* ---- problems ---- */
+
+/* One sequence of a batch: rows of the tensors that belong together. */
+struct sequence {
+    int64_t batch;         /* index into the tensors' batch dimension */
+    int64_t q_row, q_len;  /* first row in len, number of query rows */
+    int64_t k_row, kv_len; /* likewise for k and v */
+    int64_t list_row;      /* its first list row */
+};
+
+/* What all operations share, checked. */
+struct problem {
+    struct sequence *sequences; /* [count] */
+    int64_t count;
+    int64_t q_len_max, kv_len_max;
+    int64_t list_rows; /* of all sequences */
+    int32_t q_block;   /* query rows per list row */
+    int32_t q_heads, kv_heads, group;
+    int32_t dim, dim_v;
+    float scale;
+    bool causal;
+};
+
+/* Position of query row i: it sees keys 0 .. position. Negative: it sees nothing. */
+static inline int64_t query_position(const struct sequence *sequence, int64_t i)
+{
+    return i + sequence->kv_len - sequence->q_len;
+}
+
+/* Number of keys that query row i sees. */
+static inline int64_t visible_keys(const struct problem *problem, const struct sequence *sequence, int64_t i)
+{
+    int64_t position = query_position(sequence, i);
+    if (!problem->causal) return sequence->kv_len;
+    return position < 0 ? 0 : position + 1;
+}
+
+/* Tensors of a call; those that an operation does not have are NULL. */
+struct tensors {
+    const clattn_tensor *q, *k, *v, *out, *lse;
+};
+
+/* Checks descriptor and tensors against each other and fills `problem` (release with problem_release). q_block:
+ * query rows per list row. */
+clattn_status problem_init(clattn_context *context, const clattn_attention_desc *attention,
+                           const struct tensors *tensors, int32_t q_block, struct problem *problem);
+void problem_release(struct problem *problem);
+
+/* Copies a size-prefixed descriptor of the caller over defaults. */
+clattn_status desc_copy(clattn_context *context, const char *name, void *copy, size_t copy_bytes,
+                        const void *desc);
+clattn_status check_select(clattn_context *context, const clattn_select_desc *desc,
+                           clattn_select_desc *checked);
+clattn_status check_leaf(clattn_context *context, const char *name, int64_t leaf);
+clattn_status check_tensor(clattn_context *context, const char *name, const clattn_tensor *tensor,
+                           bool is_output);
+clattn_status check_sync(clattn_context *context, const clattn_sync *sync, clattn_sync *copy);
+
+/* Size arithmetic that refuses to overflow: *product = a * b, false when it exceeds 63 bits. */
+static inline bool multiply(int64_t a, int64_t b, int64_t *product)
+{
+    return !__builtin_mul_overflow(a, b, product);
+}
+
+/* ---- pyramid ---- */
+
+struct clattn_pyramid {
+    int32_t leaf, dim, kv_heads;
+    int64_t count;        /* sequences */
+    int64_t *kv_len;      /* [count] */
+    int64_t *first;       /* [count] first node of key head 0; head h begins h * pyramid_nodes() later */
+    int64_t nodes;        /* of all sequences and heads */
+    struct storage means; /* [nodes][dim] float32; a sequence's head holds level 1, then level 2 ... */
+};
+
+int64_t level_nodes(int64_t kv_len, int32_t leaf, int level); /* M_level; 0 above the top */
+int64_t level_first(int64_t kv_len, int32_t leaf, int level); /* nodes of the levels below `level` */
+int level_count(int64_t kv_len, int32_t leaf);                /* 0 for an empty sequence */
+int64_t pyramid_nodes(int64_t kv_len, int32_t leaf);          /* of all levels */
+bool pyramid_fits(const clattn_pyramid *pyramid, const struct problem *problem, int32_t leaf);
+
+/* ---- block lists ---- */
+
+struct clattn_blocks {
+    int32_t block, q_block, heads, topk;
+    int64_t rows;
+    struct storage indices; /* [rows][heads][topk] int32 */
+    struct storage counts;  /* [rows][heads] int32 */
+    int32_t *row_max;       /* [rows] greatest index, for lists of the caller; NULL: made by a selector */
+};
+
+clattn_status blocks_new(clattn_context *context, const clattn_blocks_desc *desc, clattn_blocks **blocks);
+clattn_status blocks_check(clattn_context *context, const clattn_blocks *blocks, const struct problem *problem);
+
+/* ---- jobs: what a backend gets, all checked ---- */
+
+struct pyramid_job {
+    const struct problem *problem;
+    const clattn_tensor *k;
+    clattn_pyramid *pyramid;
+    const clattn_sync *sync; /* NULL: complete on return */
+};
+
+struct select_job {
+    const struct problem *problem;
+    const clattn_select_desc *select;
+    const clattn_tensor *q, *k;
+    const clattn_pyramid *pyramid; /* NULL with FLAT_LSE only */
+    clattn_blocks *blocks;
+    const clattn_sync *sync;
+};
+
+struct forward_job {
+    const struct problem *problem;
+    const clattn_tensor *q, *k, *v;
+    const clattn_blocks *blocks;    /* NULL: all keys */
+    const clattn_tensor *out, *lse; /* lse may be NULL */
+    const clattn_sync *sync;
+};
+
+/* ---- backends ---- */
+
+struct backend {
+    clattn_backend id;
+    bool host_memory; /* computes on host tensors directly */
+    clattn_status (*open)(clattn_context *context, const clattn_context_desc *desc);
+    void (*close)(clattn_context *context);
+    clattn_status (*describe)(clattn_context *context, clattn_device_info *info);
+    clattn_status (*storage_create)(clattn_context *context, size_t bytes, struct storage *storage);
+    void (*storage_release)(clattn_context *context, struct storage *storage);
+    clattn_status (*storage_write)(clattn_context *context, struct storage *storage, const void *data,
+                                   size_t bytes);
+    clattn_status (*storage_read)(clattn_context *context, const struct storage *storage, size_t offset,
+                                  void *data, size_t bytes);
+    clattn_status (*tensor_upload)(clattn_context *context, const clattn_tensor *host,
+                                   const clattn_tensor *device);
+    clattn_status (*tensor_download)(clattn_context *context, const clattn_tensor *device,
+                                     const clattn_tensor *host);
+    clattn_status (*finish)(clattn_context *context,
+                            const clattn_sync *sync); /* waits for the queue of `sync` */
+    clattn_status (*pyramid_build)(clattn_context *context, const struct pyramid_job *job);
+    clattn_status (*select)(clattn_context *context, const struct select_job *job);
+    clattn_status (*forward)(clattn_context *context, const struct forward_job *job);
+};
+
+extern const struct backend backend_reference;
+extern const struct backend backend_cpu;
+extern const struct backend backend_opencl; /* only with HAVE_OPENCL */
+
+/* Devices of a backend for clattn_device_get; false past the last. */
+bool cpu_device(clattn_backend backend, clattn_device_info *info);
+bool opencl_device(int index, clattn_device_info *info);
+
+/* ---- staging of host tensors for backends that cannot read them ---- */
+
+struct staged {
+    clattn_tensor device;      /* where the backend computes */
+    const clattn_tensor *host; /* NULL: the caller's tensor is used as it is */
+};
+
+clattn_status stage_in(clattn_context *context, const clattn_tensor *tensor, struct staged *staged);
+clattn_status stage_out(clattn_context *context, const clattn_tensor *tensor, struct staged *staged);
+clattn_status stage_finish(clattn_context *context, struct staged *staged); /* downloads an output */
+void stage_release(clattn_context *context, struct staged *staged);
+
+#endif
