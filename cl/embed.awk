@@ -22,9 +22,7 @@ FNR == 1 {
 }
 
 {
-    gsub(/\\/, "\\\\")
-    gsub(/"/, "\\\"")
-    gsub(/\?/, "\\?")
+    gsub(/[\\"?]/, "\\\\&") # the question mark because of trigraphs
     print "        \"" $0 "\\n\""
 }
 

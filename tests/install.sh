@@ -1,0 +1,69 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# What `make install` leaves: the files, a pkg-config file that a C program (and a C++ one, where there is a compiler)
+# builds with, shared and static, and nothing after `make uninstall`.
+set -eu
+unset MAKEFLAGS MFLAGS MAKELEVEL # not a part of the make that runs the tests
+work=$PWD/tests/install.work
+rm -rf "$work"
+mkdir -p "$work"
+trap 'rm -rf "$work"' EXIT
+root=$work/root
+
+$MAKE install DESTDIR="$root" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+header=$(find "$root" -name clattn.h)
+pc=$(find "$root" -name clattn.pc)
+test -n "$header" && test -n "$pc"
+
+cat > "$work/program.c" <<'PROGRAM'
+#include <clattn.h>
+#include <stdio.h>
+int main(void)
+{
+    clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
+    desc.backend = CLATTN_BACKEND_REFERENCE;
+    clattn_context *context;
+    clattn_status status = clattn_context_create(&desc, &context);
+    if (status) return fprintf(stderr, "%s\n", clattn_strerror(status)), 1;
+    clattn_context_release(context);
+    return puts(clattn_version()) < 0;
+}
+PROGRAM
+cp "$work/program.c" "$work/program.cpp"
+
+config() { PKG_CONFIG_PATH=$(dirname "$pc") pkg-config --define-variable=prefix="$root$prefix" "$@" clattn; }
+libdir=$(config --variable=libdir)
+version=$(config --modversion)
+
+build_and_run() {
+    what=$1
+    shift
+    echo "$what: $*"
+    "$@" || exit 1
+    LD_LIBRARY_PATH=$libdir${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$work/program" > "$work/said"
+    test "$(cat "$work/said")" = "$version"
+}
+
+if command -v pkg-config > /dev/null; then
+    # Quoting is off on purpose: the compiler and the flags are several words.
+    if ls "$libdir"/libclattn.so > /dev/null 2>&1; then
+        build_and_run "C, shared" $CC $USER_CFLAGS -o "$work/program" "$work/program.c" $(config --cflags --libs)
+    fi
+    if ls "$libdir"/libclattn.a > /dev/null 2>&1; then
+        build_and_run "C, static" $CC $USER_CFLAGS -o "$work/program" "$work/program.c" $(config --cflags) \
+            "$libdir/libclattn.a" $(config --static --libs | sed 's/-lclattn//')
+    fi
+    for cxx in c++ g++ clang++; do
+        command -v $cxx > /dev/null || continue
+        build_and_run "C++" $cxx -Wall -Wextra -Werror -pedantic $USER_CFLAGS -o "$work/program" "$work/program.cpp" \
+            $(config --cflags --libs)
+        break
+    done
+fi
+
+$MAKE uninstall DESTDIR="$root" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+left=$(find "$root" ! -type d)
+if [ -n "$left" ]; then
+    echo "left after uninstall: $left" >&2
+    exit 1
+fi
