@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLATTN_OPENCL_H
+#define CLATTN_OPENCL_H
+
+/* The OpenCL runtime: one device, its programs, memory and launches.
+ *
+ *   opencl_device.c   platforms and devices, limits, quirks of implementations
+ *   opencl_program.c  sources, builds, the table of programs
+ *   opencl_cache.c    binaries of programs on disk
+ *   opencl_memory.c   storage, transfers of tensors, kernel arguments that are memory
+ *   opencl_launch.c   order of commands, wait lists and events, kernel arguments
+ *   opencl_selftest.c a small attention case against the reference
+ *   opencl_backend.c  opening and closing, the backend table
+ *
+ * Only OpenCL 1.2 symbols are linked; newer entry points are looked up at run time. An operation is
+ *
+ *     struct opencl_launch launch;
+ *     opencl_launch_begin(context, job->sync, &launch);
+ *     opencl_launch_kernel(&launch, "pyramid.cl", "pyramid_leaf", "-DDIM=64 -DLEAF=64");
+ *     opencl_arg_tensor(&launch, job->k);
+ *     opencl_arg_strides(&launch, job->k);
+ *     opencl_arg_storage(&launch, &job->pyramid->means);
+ *     opencl_arg_int(&launch, rows);
+ *     opencl_launch_run(&launch, 2, (size_t[]){rows_padded, heads}, (size_t[]){64, 1});
+ *     return opencl_launch_end(&launch);
+ *
+ * Errors stick to the launch: after the first one the other calls do nothing and opencl_launch_end returns it.
+ */
+
+#ifndef CL_TARGET_OPENCL_VERSION
+#define CL_TARGET_OPENCL_VERSION 120
+#endif
+#ifdef __APPLE__
+#include <OpenCL/opencl.h>
+#else
+#include <CL/cl.h>
+#endif
+
+#include "internal.h"
+
+#include <sys/types.h>
+
+/* ---- device ---- */
+
+/* What an implementation gets wrong, so that its answers are not taken at face value. */
+enum opencl_quirk {
+    OPENCL_QUIRK_GROUP_REPORT = 1,    /* CL_KERNEL_WORK_GROUP_SIZE is too small for sizes that run */
+    OPENCL_QUIRK_LOCAL_DOUBLED = 2,   /* CL_KERNEL_LOCAL_MEM_SIZE is twice the truth */
+    OPENCL_QUIRK_LOCAL_UNLIMITED = 4, /* static local memory may exceed CL_DEVICE_LOCAL_MEM_SIZE */
+    OPENCL_QUIRK_FP16_HIDDEN = 8      /* half arithmetic works although cl_khr_fp16 is not listed */
+};
+
+struct opencl_device {
+    cl_platform_id platform;
+    cl_device_id id;
+    cl_device_type type;
+    char name[128], platform_name[128], platform_version[128];
+    char driver[128], version[128]; /* CL_DRIVER_VERSION, CL_DEVICE_VERSION */
+    cl_uint vendor_id;
+    int cl_version;        /* 120, 200, 300 ... of the device */
+    size_t group_max;      /* CL_DEVICE_MAX_WORK_GROUP_SIZE */
+    size_t group_sizes[3]; /* CL_DEVICE_MAX_WORK_ITEM_SIZES */
+    cl_ulong local_bytes, memory_bytes, alloc_max;
+    cl_uint compute_units;
+    bool local_is_real; /* CL_LOCAL: local memory is faster than global memory (GPUs) */
+    bool has_fp16, has_double;
+    unsigned quirks; /* enum opencl_quirk */
+};
+
+/* Describes a device; false when the driver does not answer or the device has no compiler. */
+bool opencl_device_read(cl_platform_id platform, cl_device_id id, struct opencl_device *device);
+
+/* Device `index` of those that CLATTN_PLATFORMS lets through; false past the last. */
+bool opencl_device_at(int index, struct opencl_device *device);
+
+/* The device that `wanted` names (see clattn_context_desc.device); NULL: CLATTN_DEVICE, else the first GPU,
+ * else the first device. NO_DEVICE with what there is, when there is no such device. */
+clattn_status opencl_device_find(clattn_context *context, const char *wanted, struct opencl_device *device);
+
+void opencl_device_info(const struct opencl_device *device, clattn_device_info *info);
+
+/* ---- context ---- */
+
+struct opencl_program; /* opencl_program.c */
+
+/* Entry points that OpenCL 1.2 does not have; NULL where the loader or the device lacks shared virtual memory.
+ */
+struct opencl_svm {
+    cl_int(CL_API_CALL *set_arg)(cl_kernel, cl_uint, const void *);
+    cl_int(CL_API_CALL *map)(cl_command_queue, cl_bool, cl_map_flags, void *, size_t, cl_uint, const cl_event *,
+                             cl_event *);
+    cl_int(CL_API_CALL *unmap)(cl_command_queue, void *, cl_uint, const cl_event *, cl_event *);
+};
+
+/* clattn_context.state of an OpenCL context. */
+struct opencl {
+    struct opencl_device device;
+    cl_context context;
+    cl_command_queue queue; /* in-order, unless it is the caller's */
+    struct opencl_svm svm;
+    const char *tier;     /* "portable" ... */
+    pid_t pid;            /* that opened it; a forked child must not use it */
+    pthread_mutex_t lock; /* programs */
+    struct opencl_program *programs;
+};
+
+static inline struct opencl *opencl_of(const clattn_context *context)
+{
+    return context->state;
+}
+
+/* CLATTN_FORKED in a child process of the one that opened the context. */
+clattn_status opencl_check_process(clattn_context *context);
+
+/* An OpenCL error as a failure: "clEnqueueNDRangeKernel(select): OpenCL: out of resources (-5)". */
+clattn_status opencl_fail(clattn_context *context, cl_int code, const char *what);
+
+/* ---- programs ---- */
+
+/* A new kernel object for this call alone (release it with clReleaseKernel), so that threads never share one.
+ *
+ * file     "attention_forward.cl": the program is cl/common.cl, then this file (CLATTN_KERNEL_DIR replaces
+ * either) name     of the kernel in it options  "-DDIM=64 -DLEAF=64": integers only; "" is allowed.
+ * -cl-std=CL1.2 is added
+ *
+ * A program is built once a context, or taken from the disk cache. DEVICE_LIMIT when the kernel's
+ * reqd_work_group_size or local memory exceeds what the device has: try smaller tiles (the log says so at level
+ * DEBUG only). CLATTN_INTERNAL with the build log in the detail when the source does not compile. */
+clattn_status opencl_kernel(clattn_context *context, const char *file, const char *name, const char *options,
+                            cl_kernel *kernel);
+
+void opencl_programs_release(struct opencl *state);
+
+/* ---- program cache on disk ---- */
+
+/* Entries are addressed by their whole key text, which says everything that the payload depends on. Without
+ * xxHash nothing is ever found or kept. Failures are silent: there is just no entry. */
+
+/* The payload (free it), or NULL. An entry that is damaged is unlinked. */
+void *opencl_cache_load(const char *key, size_t *bytes);
+void opencl_cache_store(const char *key, const void *payload, size_t bytes);
+void opencl_cache_drop(const char *key);
+
+/* A key for this device: `kind`, then the library's version, the device and its driver, then `what` and a hash
+ * of `text` (sources). Free it; NULL without memory. */
+char *opencl_cache_key(const struct opencl_device *device, const char *kind, const char *what,
+                       const char *text);
+
+/* ---- memory ---- */
+
+clattn_status opencl_storage_create(clattn_context *context, size_t bytes, struct storage *storage);
+void opencl_storage_release(clattn_context *context, struct storage *storage);
+clattn_status opencl_storage_write(clattn_context *context, struct storage *storage, const void *data,
+                                   size_t bytes);
+clattn_status opencl_storage_read(clattn_context *context, const struct storage *storage, size_t offset,
+                                  void *data, size_t bytes);
+clattn_status opencl_tensor_upload(clattn_context *context, const clattn_tensor *host,
+                                   const clattn_tensor *device);
+clattn_status opencl_tensor_download(clattn_context *context, const clattn_tensor *device,
+                                     const clattn_tensor *host);
+
+/* Is a tensor's cl_mem a buffer of this context and large enough? SVM: does the device have it? */
+clattn_status opencl_check_tensor(clattn_context *context, const clattn_tensor *tensor);
+
+/* ---- launches ---- */
+
+enum { OPENCL_TEMPORARIES = 16 };
+
+/* The commands of one call, in order. */
+struct opencl_launch {
+    clattn_context *context;
+    const clattn_sync *sync; /* NULL: opencl_launch_end waits */
+    cl_command_queue queue;
+    bool out_of_order;    /* barriers between our commands */
+    cl_event last;        /* event of the last command, once there is one */
+    cl_kernel kernel;     /* that the next run enqueues */
+    char name[64];        /* its name, for messages */
+    cl_uint arg;          /* its next argument */
+    clattn_status status; /* the first error */
+    cl_mem temporaries[OPENCL_TEMPORARIES];
+    int temporary_count;
+};
+
+/* Takes the queue of `sync` (the context's own without) and its wait list. */
+void opencl_launch_begin(clattn_context *context, const clattn_sync *sync, struct opencl_launch *launch);
+
+/* Chooses the kernel that the following arguments and runs are for; see opencl_kernel. */
+void opencl_launch_kernel(struct opencl_launch *launch, const char *file, const char *name,
+                          const char *options);
+
+/* Memory for this launch only, released when its commands are complete: uninitialised, or a copy of `data` made
+ * now (a table of sequences). NULL after an error. */
+cl_mem opencl_launch_temporary(struct opencl_launch *launch, size_t bytes);
+cl_mem opencl_launch_table(struct opencl_launch *launch, const void *data, size_t bytes);
+
+/* The kernel's arguments from the first to the last. */
+void opencl_arg_tensor(struct opencl_launch *launch,
+                       const clattn_tensor *tensor); /* its memory; NULL: no memory */
+void opencl_arg_strides(struct opencl_launch *launch,
+                        const clattn_tensor *tensor); /* long offset, batch_stride,
+                                                         len_stride, head_stride */
+void opencl_arg_storage(struct opencl_launch *launch, const struct storage *storage); /* NULL: no memory */
+void opencl_arg_mem(struct opencl_launch *launch, cl_mem mem);
+void opencl_arg_local(struct opencl_launch *launch, size_t bytes);
+void opencl_arg_int(struct opencl_launch *launch, int32_t value);  /* int */
+void opencl_arg_long(struct opencl_launch *launch, int64_t value); /* long */
+void opencl_arg_float(struct opencl_launch *launch, float value);
+
+/* Enqueues the kernel. global [dims] must be multiples of local [dims]. May be called again with the same
+ * arguments, or after opencl_arg_from(launch, i) and setting arguments i ... anew (launches that are cut into
+ * parts). A global size with a zero enqueues nothing. */
+void opencl_launch_run(struct opencl_launch *launch, cl_uint dims, const size_t *global, const size_t *local);
+void opencl_arg_from(struct opencl_launch *launch, cl_uint index);
+
+/* Releases everything, gives the event when it was asked for, waits without a clattn_sync; the launch's status.
+ */
+clattn_status opencl_launch_end(struct opencl_launch *launch);
+
+/* Waits for all of the queue of `sync`. */
+clattn_status opencl_finish(clattn_context *context, const clattn_sync *sync);
+
+/* ---- operations: opencl_pyramid.c, opencl_select.c, opencl_forward.c ---- */
+
+clattn_status opencl_pyramid_build(clattn_context *context, const struct pyramid_job *job);
+clattn_status opencl_select(clattn_context *context, const struct select_job *job);
+clattn_status opencl_forward(clattn_context *context, const struct forward_job *job);
+
+/* ---- self-test ---- */
+
+/* Compares a small attention case with the reference backend; the result is kept in the disk cache. */
+clattn_status opencl_selftest(clattn_context *context);
+
+#endif
