@@ -15,6 +15,7 @@ static void build_head(const struct cpu_kernels *kernels, const struct pyramid_j
     int32_t dim = pyramid->dim, leaf = pyramid->leaf;
     int64_t kv_len = sequence->kv_len, leaves = level_nodes(kv_len, leaf, 1);
     float *means = (float *)pyramid_head(pyramid, s, kv_head);
+    (void)threads; /* only OpenMP reads it */
 
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t i = 0; i < leaves; i++) {

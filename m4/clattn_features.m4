@@ -33,7 +33,6 @@ AC_DEFUN([CLATTN_FEATURE_OPENCL], [
         LIBS=$clattn_save_LIBS
     ])
     CLATTN_FOUND([opencl], [HAVE_OPENCL], [$have_opencl], [The OpenCL backend is built.])
-    OPENCL_PC=
     AS_VAR_IF([have_opencl], [yes], [], [OPENCL_LIBS=; OPENCL_CFLAGS=])
     AC_SUBST([OPENCL_CFLAGS])
     AC_SUBST([OPENCL_LIBS])
@@ -79,6 +78,8 @@ AC_DEFUN([CLATTN_FEATURE_OPENMP], [
     AS_IF([test "$enable_openmp" = yes && test "$have_openmp" = no],
         [AC_MSG_ERROR([OpenMP was asked for but $CC does not support it here])])
     AS_VAR_IF([have_openmp], [yes], [AC_DEFINE([HAVE_OPENMP], [1], [The CPU backend runs on several threads by OpenMP.])])
+    # The pragmas stay in the code; without OpenMP they mean nothing, which needs no warning each.
+    AS_VAR_IF([have_openmp], [yes], [], [CLATTN_CHECK_CFLAG([-Wno-unknown-pragmas], [WARNING_CFLAGS])])
     AM_CONDITIONAL([HAVE_OPENMP], [test "$have_openmp" = yes])
 ])
 

@@ -46,18 +46,21 @@ build_and_run() {
 
 if command -v pkg-config > /dev/null; then
     # Quoting is off on purpose: the compiler and the flags are several words.
-    if ls "$libdir"/libclattn.so > /dev/null 2>&1; then
-        build_and_run "C, shared" $CC $USER_CFLAGS -o "$work/program" "$work/program.c" $(config --cflags --libs)
-    fi
-    if ls "$libdir"/libclattn.a > /dev/null 2>&1; then
-        build_and_run "C, static" $CC $USER_CFLAGS -o "$work/program" "$work/program.c" $(config --cflags) \
-            "$libdir/libclattn.a" $(config --static --libs | sed 's/-lclattn//')
-    fi
-    for cxx in c++ g++ clang++; do
-        command -v $cxx > /dev/null || continue
-        build_and_run "C++" $cxx -Wall -Wextra -Werror -pedantic $USER_CFLAGS -o "$work/program" "$work/program.cpp" \
-            $(config --cflags --libs)
-        break
+    kinds=''
+    if [ -e "$libdir/libclattn.so" ]; then kinds=shared; fi
+    if [ -e "$libdir/libclattn.a" ]; then kinds="$kinds static"; fi
+    for kind in $kinds; do
+        case $kind in
+        shared) libs=$(config --libs) ;;
+        static) libs="$libdir/libclattn.a $(config --static --libs | sed 's/-lclattn//')" ;;
+        esac
+        build_and_run "C, $kind" $CC $USER_CFLAGS $(config --cflags) -o "$work/program" "$work/program.c" $libs
+        for cxx in c++ g++ clang++; do
+            command -v $cxx > /dev/null || continue
+            build_and_run "C++, $kind" $cxx -Wall -Wextra -Werror -pedantic $USER_CFLAGS $(config --cflags) \
+                -o "$work/program" "$work/program.cpp" $libs
+            break
+        done
     done
 fi
 
