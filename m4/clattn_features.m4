@@ -71,6 +71,30 @@ AC_DEFUN([CLATTN_FEATURE_HWLOC], [
     AS_VAR_IF([have_hwloc], [yes], [], [HWLOC_LIBS=; HWLOC_CFLAGS=])
 ])
 
+# CLATTN_OPENMP_LIBS: the run-time library by its name, for users of the static library, whose compiler may be another one
+# and take -fopenmp for another run-time library.
+AC_DEFUN([CLATTN_OPENMP_LIBS], [
+    AC_CACHE_CHECK([for the OpenMP run-time library], [clattn_cv_openmp_libs], [
+        clattn_cv_openmp_libs=$OPENMP_CFLAGS
+        AC_LANG_CONFTEST([AC_LANG_PROGRAM([[#include <omp.h>
+extern int total;
+int total;]], [[
+#pragma omp parallel for reduction(+ : total)
+for (int i = 0; i < 4; i++) total += omp_get_thread_num();
+]])])
+        for clattn_lib in -lgomp -lomp -liomp5; do
+            if $CC $CFLAGS $CPPFLAGS $OPENMP_CFLAGS -c conftest.c -o conftest.$ac_objext >&AS_MESSAGE_LOG_FD 2>&1 &&
+                $CC $CFLAGS $LDFLAGS conftest.$ac_objext $clattn_lib $LIBS -o conftest$ac_exeext \
+                    >&AS_MESSAGE_LOG_FD 2>&1; then
+                clattn_cv_openmp_libs=$clattn_lib
+                break
+            fi
+        done
+        rm -f conftest*
+    ])
+    OPENMP_LIBS=$clattn_cv_openmp_libs
+])
+
 AC_DEFUN([CLATTN_FEATURE_OPENMP], [
     AC_OPENMP
     have_openmp=no
@@ -78,6 +102,9 @@ AC_DEFUN([CLATTN_FEATURE_OPENMP], [
     AS_IF([test "$enable_openmp" = yes && test "$have_openmp" = no],
         [AC_MSG_ERROR([OpenMP was asked for but $CC does not support it here])])
     AS_VAR_IF([have_openmp], [yes], [AC_DEFINE([HAVE_OPENMP], [1], [The CPU backend runs on several threads by OpenMP.])])
+    OPENMP_LIBS=
+    AS_VAR_IF([have_openmp], [yes], [CLATTN_OPENMP_LIBS])
+    AC_SUBST([OPENMP_LIBS])
     # The pragmas stay in the code; without OpenMP they mean nothing, which needs no warning each.
     AS_VAR_IF([have_openmp], [yes], [], [CLATTN_CHECK_CFLAG([-Wno-unknown-pragmas], [WARNING_CFLAGS])])
     AM_CONDITIONAL([HAVE_OPENMP], [test "$have_openmp" = yes])
