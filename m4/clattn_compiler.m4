@@ -28,6 +28,10 @@ AC_DEFUN([CLATTN_COMPILER], [
         [], [enable_werror=no])
     AS_VAR_IF([enable_werror], [no], [], [WARNING_CFLAGS="$WARNING_CFLAGS -Werror"])
 
+    # Neither the debug information nor assert() tells in which folder this was built.
+    CLATTN_CHECK_CFLAG([-ffile-prefix-map=/build/folder=.], [PREFIX_MAP_CFLAGS])
+    AM_CONDITIONAL([HAVE_PREFIX_MAP], [test -n "$PREFIX_MAP_CFLAGS"])
+
     CLATTN_CHECK_CFLAG([-fvisibility=hidden], [VISIBILITY_CFLAGS])
 
     # A fused multiply-add rounds once where the formula rounds twice; the oracle must not depend on that.
