@@ -185,6 +185,11 @@ static clattn_status cpu_tensor_copy(clattn_context *context, const clattn_tenso
     return CLATTN_SUCCESS;
 }
 
+clattn_status cpu_backward(clattn_context *context, const struct backward_job *job)
+{
+    return cpu_kernels_of(context)->backward(context, job);
+}
+
 static clattn_status cpu_finish(clattn_context *context, const clattn_sync *sync)
 {
     (void)context;
@@ -194,11 +199,12 @@ static clattn_status cpu_finish(clattn_context *context, const clattn_sync *sync
 
 #define CPU_BACKEND(ID, OPEN)                                                                                  \
     {                                                                                                          \
-        .id = ID, .host_memory = true, .open = OPEN, .close = cpu_close, .describe = cpu_describe,             \
-        .storage_create = cpu_storage_create, .storage_release = cpu_storage_release,                          \
-        .storage_write = cpu_storage_write, .storage_read = cpu_storage_read,                                  \
-        .tensor_upload = cpu_tensor_copy, .tensor_download = cpu_tensor_copy, .finish = cpu_finish,            \
-        .pyramid_build = cpu_pyramid_build, .select = cpu_select, .forward = cpu_forward,                      \
+        .id = ID, .host_memory = true, .has_options = true, .open = OPEN, .close = cpu_close,                  \
+        .describe = cpu_describe, .storage_create = cpu_storage_create,                                        \
+        .storage_release = cpu_storage_release, .storage_write = cpu_storage_write,                            \
+        .storage_read = cpu_storage_read, .tensor_upload = cpu_tensor_copy,                                    \
+        .tensor_download = cpu_tensor_copy, .finish = cpu_finish, .pyramid_build = cpu_pyramid_build,          \
+        .select = cpu_select, .forward = cpu_forward, .backward = cpu_backward,                                \
     }
 
 const struct backend backend_reference = CPU_BACKEND(CLATTN_BACKEND_REFERENCE, reference_open);

@@ -49,6 +49,7 @@ struct cpu_kernels {
     forward_tile_function *forward_tile;
     size_t (*forward_scratch)(const struct forward_job *job, int32_t rows,
                               int32_t heads); /* of the largest tile */
+    clattn_status (*backward)(clattn_context *context, const struct backward_job *job);
     int32_t forward_rows; /* query rows x heads of a tile that suits the kernel, for dense attention and query
                              blocks */
 };
@@ -75,6 +76,8 @@ clattn_status cpu_pyramid_build(clattn_context *context, const struct pyramid_jo
 clattn_status cpu_select(clattn_context *context, const struct select_job *job);
 clattn_status cpu_forward(clattn_context *context, const struct forward_job *job);
 
+clattn_status cpu_backward(clattn_context *context, const struct backward_job *job);
+
 int cpu_threads(const clattn_context *context); /* that a parallel region of this context uses */
 void *cpu_scratch(size_t bytes);                /* 64-byte aligned, released by free */
 
@@ -85,7 +88,8 @@ static inline void *tensor_row(const clattn_tensor *tensor, int64_t batch, int64
 {
     int64_t element =
         tensor->offset + batch * tensor->batch_stride + row * tensor->len_stride + head * tensor->head_stride;
-    return (char *)tensor->data + element * (tensor->dtype == CLATTN_FLOAT32 ? 4 : 2);
+    int bytes = tensor->dtype == CLATTN_FLOAT32 ? 4 : tensor->dtype == CLATTN_INT8 ? 1 : 2;
+    return (char *)tensor->data + element * bytes;
 }
 
 static inline float load_element(const void *row, clattn_dtype dtype, int64_t i)
@@ -95,6 +99,8 @@ static inline float load_element(const void *row, clattn_dtype dtype, int64_t i)
         return float_of_float16(((const uint16_t *)row)[i]);
     case CLATTN_BFLOAT16:
         return float_of_bfloat16(((const uint16_t *)row)[i]);
+    case CLATTN_INT8:
+        return ((const int8_t *)row)[i]; /* to be multiplied by its scale */
     default:
         return ((const float *)row)[i];
     }

@@ -56,9 +56,17 @@ static bool tile_of(const struct forward_job *job, const struct tiling *tiling, 
     return true;
 }
 
+/* The kernels of this job. Options are the reference's alone. */
+static struct cpu_kernels kernels_for(clattn_context *context, const struct forward_job *job)
+{
+    struct cpu_kernels kernels = *cpu_kernels_of(context);
+    if (has_options(&job->problem->options)) cpu_install_ref(&kernels);
+    return kernels;
+}
+
 clattn_status cpu_forward(clattn_context *context, const struct forward_job *job)
 {
-    const struct cpu_kernels *kernels = cpu_kernels_of(context);
+    const struct cpu_kernels chosen = kernels_for(context, job), *kernels = &chosen;
     const struct problem *problem = job->problem;
     struct tiling tiling = tiling_of(kernels, job);
     int threads = cpu_threads(context), failed = 0;

@@ -181,7 +181,8 @@ CLATTN_API clattn_status clattn_context_stats(clattn_context *context, clattn_st
 typedef enum clattn_dtype {
     CLATTN_FLOAT32 = 1,
     CLATTN_FLOAT16 = 2,
-    CLATTN_BFLOAT16 = 3
+    CLATTN_BFLOAT16 = 3,
+    CLATTN_INT8 = 4 /* k and v only, with clattn_attention_desc.k_scale and v_scale */
 } clattn_dtype;
 
 typedef enum clattn_memory {
@@ -238,7 +239,12 @@ typedef struct clattn_sync {
 /* Softmax scale 1/sqrt(dim). Any finite scale may be given instead; 0 is 0. */
 #define CLATTN_SCALE_DEFAULT ((float)1e39)
 
-/* What attention means, for selection and attention alike. */
+/* What attention means, for selection and attention alike.
+ *
+ *   z[i][j] = capped(scale * q[i].k[j]) + bias[h][j / block],   capped(x) = softcap * tanh(x / softcap), or x
+ *
+ * over the visible keys j: all of them, or j <= t (causal); with a window only t - window < j, and j < t + window when
+ * not causal. Selection looks at scale, causal and the sequences only. */
 typedef struct clattn_attention_desc {
     size_t size;      /* sizeof(clattn_attention_desc), set by the initialiser */
     float scale;      /* default CLATTN_SCALE_DEFAULT */
@@ -246,9 +252,25 @@ typedef struct clattn_attention_desc {
     int64_t sequences; /* 0 (default): every batch entry is a sequence. Otherwise batch = 1 and `sequences` sequences */
     const int32_t *cu_seqlens_q; /* [sequences + 1] host: sequence s has query rows cu_seqlens_q[s] .. [s + 1] - 1; */
     const int32_t *cu_seqlens_k; /* starts at 0, never descends, ends at len; empty sequences are allowed */
+    const int32_t *seqused_q;    /* key padding, with sequences = 0: [batch] host, the rows of q and the keys that batch */
+    const int32_t *seqused_k;    /* entry b really has, 0 .. len; NULL: all. Rows of out and lse beyond are not written */
+    float softcap;               /* 0 (default): none; else a positive bound on the logits */
+    int64_t window;              /* sliding window in tokens, at least 1; 0 (default): none */
+    const clattn_tensor *sink;   /* [1][1][q_heads][1] FLOAT32: a logit per head that joins the denominator, and so lse,
+                                    without a value; NULL: none */
+    const clattn_tensor *bias;   /* [batch or 1][blocks][q_heads][1] FLOAT32: added to the logits of a key block; of the
+                                    list's blocks (64 keys without a list), at least as many as there are; NULL: none */
+    const clattn_tensor *k_scale; /* [batch][leaves][kv_heads][1] FLOAT32, for INT8 keys and values: k[j] is stored as
+                                     round(k / k_scale[j / scale_block]); leaves = ceil(kv_len / scale_block) */
+    const clattn_tensor *v_scale;
+    int32_t scale_block;          /* keys per scale, default 64 */
 } clattn_attention_desc;
 
-#define CLATTN_ATTENTION_DESC_INIT {sizeof(clattn_attention_desc), CLATTN_SCALE_DEFAULT, 1, 0, NULL, NULL}
+#define CLATTN_ATTENTION_DESC_INIT                                                                                   \
+    {                                                                                                                \
+        sizeof(clattn_attention_desc), CLATTN_SCALE_DEFAULT, 1, 0, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL,   \
+            NULL, 64                                                                                                 \
+    }
 
 /* How leaves are chosen. The score of a node is taken over its children c (the keys themselves at level 1), for each
  * query head of the group, then summed over the group. Source: PISA sec. 3. */
@@ -376,6 +398,44 @@ CLATTN_API clattn_status clattn_attention_forward(clattn_context *context, const
                                                   const clattn_tensor *q, const clattn_tensor *k, const clattn_tensor *v,
                                                   const clattn_blocks *blocks, clattn_tensor *out, clattn_tensor *lse,
                                                   const clattn_sync *sync);
+
+/* ---- gradients ------------------------------------------------------------------------------------------------------ */
+
+/* What clattn_attention_backward reads besides the forward pass and what it writes. */
+typedef struct clattn_gradients {
+    size_t size;               /* sizeof(clattn_gradients), set by the initialiser */
+    const clattn_tensor *dout; /* [batch][q_len][q_heads][dim_v]; dtype of q or FLOAT32 */
+    const clattn_tensor *dlse; /* [batch][q_len][q_heads][1] FLOAT32, gradient that arrives at lse; NULL: none */
+    clattn_tensor *dq;         /* shapes of q, k and v; dtype of q or FLOAT32; NULL: not computed. dk and dv are */
+    clattn_tensor *dk;         /* computed together: both or none */
+    clattn_tensor *dv;
+    clattn_tensor *dsink;      /* shape of sink, NULL: not computed */
+    clattn_tensor *dbias;      /* shape of bias, NULL: not computed */
+    int accumulate;            /* 0 (default): gradients are overwritten; 1: added to what is there */
+    float compensation;        /* 0 (default): exact gradients. c > 0: for every query row, a key block that is visible but
+                                  not listed receives c times what the row gives to the nearest listed block on its left,
+                                  key by key, in dk and dv: a heuristic of log-stride training (c = 0.3) that is not the
+                                  gradient of any loss */
+} clattn_gradients;
+
+#define CLATTN_GRADIENTS_INIT {sizeof(clattn_gradients), NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0}
+
+/* Attention over listed blocks, backward. The list is constant.
+ *
+ *   P = exp(z - lse),  D = sum_d dout*out - dlse,  dS = P (dout.v_j - D),  dx = dS * d capped(x) / dx
+ *   dv_j = sum P dout,  dq = scale * sum dx k_j,  dk_j = scale * sum dx q     sums over the heads of the group
+ *   dbias = sum dS over the block's keys,  dsink = - sum exp(sink - lse) D
+ *
+ * q, k, v, blocks, out, lse: as in the forward call and its results; lse is needed
+ * Keys that no query lists get zero; rows without keys get dq = 0. Deterministic: the same bits on every run and for any
+ * number of threads. INT8 keys have no gradient: INVALID_DTYPE.
+ * Extra memory: at most 12 bytes a listed (query row, block) pair and one float32 a (query row, head).
+ * Errors: as clattn_attention_forward. Source: PISA sec. 3.3. */
+CLATTN_API clattn_status clattn_attention_backward(clattn_context *context, const clattn_attention_desc *attention,
+                                                   const clattn_tensor *q, const clattn_tensor *k, const clattn_tensor *v,
+                                                   const clattn_blocks *blocks, const clattn_tensor *out,
+                                                   const clattn_tensor *lse, const clattn_gradients *gradients,
+                                                   const clattn_sync *sync);
 
 #ifdef __cplusplus
 }

@@ -119,9 +119,21 @@ done:
     return status;
 }
 
-/* Does the list fit the problem: rows, heads, and no index past the keys of its sequence? */
+/* Does the bias, if any, have a value for every block? */
+static clattn_status bias_check(clattn_context *context, int32_t block, const struct problem *problem)
+{
+    const clattn_tensor *bias = problem->options.bias;
+    int64_t available = ceil_div(problem->kv_len_max, block);
+    if (!bias || bias->len >= available) return CLATTN_SUCCESS;
+    return fail(context, CLATTN_INVALID_SHAPE, "bias.len is %lld; the keys have %lld blocks of %d",
+                (long long)bias->len, (long long)available, block);
+}
+
+/* Does the list (NULL: all keys) fit the problem: rows, heads, and no index past the keys of its sequence? */
 clattn_status blocks_check(clattn_context *context, const clattn_blocks *blocks, const struct problem *problem)
 {
+    clattn_status status = bias_check(context, blocks ? blocks->block : DENSE_BLOCK, problem);
+    if (status || !blocks) return status;
     if (blocks->rows != problem->list_rows)
         return fail(context, CLATTN_INVALID_BLOCKS,
                     "blocks has %lld rows; q needs %lld (one per %d query rows)", (long long)blocks->rows,

@@ -5,7 +5,7 @@
 /* What the parts of the library share: the context, checked problems, jobs for the backends, and the backend
  * table.
  *
- * A public call goes  check (check.c)  ->  problem + job  ->  stage host tensors (stage.c)  ->
+ * A public call goes  check (check.c)  ->  problem + job  ->  stage host tensors (stage.h)  ->
  * backend->operation. */
 
 #include "clattn.h"
@@ -72,6 +72,21 @@ struct sequence {
     int64_t list_row;      /* its first list row */
 };
 
+/* What changes the logits and the denominator beyond scale and causality. */
+struct options {
+    float softcap;                          /* 0: none */
+    int64_t window;                         /* 0: none */
+    const clattn_tensor *sink;              /* [1][1][q_heads][1]; NULL: none. So for the others */
+    const clattn_tensor *bias;              /* [batch or 1][blocks][q_heads][1] */
+    const clattn_tensor *k_scale, *v_scale; /* [batch][leaves][kv_heads][1] with INT8 keys and values */
+    int32_t scale_block;                    /* keys per scale */
+};
+
+static inline bool has_options(const struct options *options)
+{
+    return options->softcap != 0 || options->window || options->sink || options->bias || options->k_scale;
+}
+
 /* What all operations share, checked. */
 struct problem {
     struct sequence *sequences; /* [count] */
@@ -83,6 +98,7 @@ struct problem {
     int32_t dim, dim_v;
     float scale;
     bool causal;
+    struct options options;
 };
 
 /* Position of query row i: it sees keys 0 .. position. Negative: it sees nothing. */
@@ -91,12 +107,24 @@ static inline int64_t query_position(const struct sequence *sequence, int64_t i)
     return i + sequence->kv_len - sequence->q_len;
 }
 
-/* Number of keys that query row i sees. */
+/* End of the keys that query row i sees (their number without a window). */
 static inline int64_t visible_keys(const struct problem *problem, const struct sequence *sequence, int64_t i)
 {
     int64_t position = query_position(sequence, i);
-    if (!problem->causal) return sequence->kv_len;
-    return position < 0 ? 0 : position + 1;
+    int64_t window = problem->options.window, end = sequence->kv_len;
+    if (problem->causal)
+        end = position + 1;
+    else if (window)
+        end = MIN(end, position + window);
+    return MAX(end, 0);
+}
+
+/* First key that query row i sees: 0, or where its window begins. */
+static inline int64_t first_visible_key(const struct problem *problem, const struct sequence *sequence,
+                                        int64_t i)
+{
+    int64_t window = problem->options.window;
+    return window ? MAX(query_position(sequence, i) - window + 1, 0) : 0;
 }
 
 /* Tensors of a call; those that an operation does not have are NULL. */
@@ -113,11 +141,15 @@ void problem_release(struct problem *problem);
 /* Copies a size-prefixed descriptor of the caller over defaults. */
 clattn_status desc_copy(clattn_context *context, const char *name, void *copy, size_t copy_bytes,
                         const void *desc);
+clattn_status check_gradients(clattn_context *context, const struct problem *problem,
+                              const struct tensors *tensors, const clattn_gradients *gradients);
 clattn_status check_select(clattn_context *context, const clattn_select_desc *desc,
                            clattn_select_desc *checked);
 clattn_status check_leaf(clattn_context *context, const char *name, int64_t leaf);
 clattn_status check_tensor(clattn_context *context, const char *name, const clattn_tensor *tensor,
                            bool is_output);
+/* The tensors that attention cannot do without. */
+clattn_status check_present(clattn_context *context, const struct tensors *t);
 clattn_status check_sync(clattn_context *context, const clattn_sync *sync, clattn_sync *copy);
 
 /* Size arithmetic that refuses to overflow: *product = a * b, false when it exceeds 63 bits. */
@@ -144,6 +176,8 @@ int64_t pyramid_nodes(int64_t kv_len, int32_t leaf);          /* of all levels *
 bool pyramid_fits(const clattn_pyramid *pyramid, const struct problem *problem, int32_t leaf);
 
 /* ---- block lists ---- */
+
+enum { DENSE_BLOCK = 64 }; /* keys that share a bias when there is no list */
 
 struct clattn_blocks {
     int32_t block, q_block, heads, topk;
@@ -182,11 +216,25 @@ struct forward_job {
     const clattn_sync *sync;
 };
 
+struct backward_job {
+    const struct problem *problem;
+    const clattn_tensor *q, *k, *v;
+    const clattn_blocks *blocks; /* NULL: all keys */
+    const clattn_tensor *out, *lse;
+    const clattn_tensor *dout, *dlse;   /* dlse may be NULL */
+    const clattn_tensor *dq, *dk, *dv;  /* outputs: dq or dk and dv may be NULL */
+    const clattn_tensor *dsink, *dbias; /* may be NULL */
+    bool accumulate;
+    float compensation;
+    const clattn_sync *sync;
+};
+
 /* ---- backends ---- */
 
 struct backend {
     clattn_backend id;
     bool host_memory; /* computes on host tensors directly */
+    bool has_options; /* forward knows struct options */
     clattn_status (*open)(clattn_context *context, const clattn_context_desc *desc);
     void (*close)(clattn_context *context);
     clattn_status (*describe)(clattn_context *context, clattn_device_info *info);
@@ -205,6 +253,7 @@ struct backend {
     clattn_status (*pyramid_build)(clattn_context *context, const struct pyramid_job *job);
     clattn_status (*select)(clattn_context *context, const struct select_job *job);
     clattn_status (*forward)(clattn_context *context, const struct forward_job *job);
+    clattn_status (*backward)(clattn_context *context, const struct backward_job *job); /* NULL: it has none */
 };
 
 extern const struct backend backend_reference;
@@ -214,17 +263,5 @@ extern const struct backend backend_opencl; /* only with HAVE_OPENCL */
 /* Devices of a backend for clattn_device_get; false past the last. */
 bool cpu_device(clattn_backend backend, clattn_device_info *info);
 bool opencl_device(int index, clattn_device_info *info);
-
-/* ---- staging of host tensors for backends that cannot read them ---- */
-
-struct staged {
-    clattn_tensor device;      /* where the backend computes */
-    const clattn_tensor *host; /* NULL: the caller's tensor is used as it is */
-};
-
-clattn_status stage_in(clattn_context *context, const clattn_tensor *tensor, struct staged *staged);
-clattn_status stage_out(clattn_context *context, const clattn_tensor *tensor, struct staged *staged);
-clattn_status stage_finish(clattn_context *context, struct staged *staged); /* downloads an output */
-void stage_release(clattn_context *context, struct staged *staged);
 
 #endif

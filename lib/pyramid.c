@@ -2,7 +2,7 @@
 /* The key pyramid as an object: sizes of levels, creation, reading. The means themselves are the backends'
  * work. */
 
-#include "internal.h"
+#include "stage.h"
 
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Tensors as views, tensors in the context's memory, and staging of host tensors. */
+/* Tensors as views, and tensors in the context's memory. */
 
 #include "internal.h"
 
@@ -13,6 +13,8 @@ size_t dtype_bytes(clattn_dtype dtype)
     case CLATTN_FLOAT16:
     case CLATTN_BFLOAT16:
         return 2;
+    case CLATTN_INT8:
+        return 1;
     }
     return 0;
 }
@@ -26,6 +28,8 @@ const char *dtype_name(clattn_dtype dtype)
         return "float16";
     case CLATTN_BFLOAT16:
         return "bfloat16";
+    case CLATTN_INT8:
+        return "int8";
     }
     return "unknown";
 }
@@ -69,7 +73,7 @@ clattn_status clattn_tensor_create(clattn_context *context, clattn_dtype dtype, 
     if (!tensor) return fail(context, CLATTN_INVALID_ARGUMENT, "tensor is NULL");
     int64_t elements;
     if (!dtype_bytes(dtype))
-        return fail(context, CLATTN_INVALID_DTYPE, "dtype is %d; FLOAT32, FLOAT16 or BFLOAT16 is needed",
+        return fail(context, CLATTN_INVALID_DTYPE, "dtype is %d; FLOAT32, FLOAT16, BFLOAT16 or INT8 is needed",
                     dtype);
     if (batch < 1 || len < 0 || heads < 1 || dim < 1)
         return fail(context, CLATTN_INVALID_SHAPE,
@@ -133,39 +137,4 @@ clattn_status clattn_tensor_download(clattn_context *context, const clattn_tenso
                                           : fail(context, CLATTN_INVALID_ARGUMENT, "a tensor is NULL");
     if (status || host->len == 0) return status;
     return context->backend->tensor_download(context, device, host);
-}
-
-/* ---- staging ---- */
-
-clattn_status stage_out(clattn_context *context, const clattn_tensor *tensor, struct staged *staged)
-{
-    *staged = (struct staged){0};
-    if (!tensor) return CLATTN_SUCCESS;
-    if (context->backend->host_memory || tensor->memory != CLATTN_MEMORY_HOST) {
-        staged->device = *tensor;
-        return CLATTN_SUCCESS;
-    }
-    clattn_status status = clattn_tensor_create(context, tensor->dtype, tensor->batch, tensor->len,
-                                                tensor->heads, tensor->dim, &staged->device);
-    if (!status) staged->host = tensor;
-    return status;
-}
-
-clattn_status stage_in(clattn_context *context, const clattn_tensor *tensor, struct staged *staged)
-{
-    clattn_status status = stage_out(context, tensor, staged);
-    if (status || !staged->host || tensor->len == 0) return status;
-    return context->backend->tensor_upload(context, tensor, &staged->device);
-}
-
-clattn_status stage_finish(clattn_context *context, struct staged *staged)
-{
-    if (!staged->host || staged->host->len == 0) return CLATTN_SUCCESS;
-    return context->backend->tensor_download(context, &staged->device, staged->host);
-}
-
-void stage_release(clattn_context *context, struct staged *staged)
-{
-    if (staged->host) clattn_tensor_release(context, &staged->device);
-    *staged = (struct staged){0};
 }

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT */
+/* Logits of one query row and head, reference: which keys it attends to, and what they score.
+ *
+ *   x = scale * q . k_j,   z = softcap * tanh(x / softcap) + bias   (softcap 0: x + bias)
+ *
+ * over the listed keys j that the row sees. */
+
+#include "reference.h"
+
+#include <math.h>
+
+int64_t row_keys_max(const struct problem *problem, const clattn_blocks *blocks)
+{
+    return blocks ? MIN(problem->kv_len_max, (int64_t)blocks->topk * blocks->block) : problem->kv_len_max;
+}
+
+double key_element(const struct problem *problem, const clattn_tensor *tensor, const clattn_tensor *scales,
+                   const struct sequence *sequence, int64_t j, int32_t kv_head, int32_t d)
+{
+    double value =
+        load_element(tensor_row(tensor, sequence->batch, sequence->k_row + j, kv_head), tensor->dtype, d);
+    if (!scales) return value;
+    int64_t batch = scales->batch == 1 ? 0 : sequence->batch;
+    int64_t leaf = (sequence->k_row + j) / problem->options.scale_block;
+    return value * load_element(tensor_row(scales, batch, leaf, kv_head), CLATTN_FLOAT32, 0);
+}
+
+double option_element(const clattn_tensor *tensor, const struct sequence *sequence, int64_t row, int32_t head)
+{
+    int64_t batch = tensor->batch == 1 ? 0 : sequence->batch;
+    return load_element(tensor_row(tensor, batch, row, head), CLATTN_FLOAT32, 0);
+}
+
+/* Listed keys first .. end - 1 of a row, in order. */
+static void row_keys(const struct row_job *job, int64_t first, int64_t end, struct row_keys *keys)
+{
+    keys->count = 0;
+    if (!job->indices) {
+        for (int64_t j = first; j < end; j++)
+            keys->index[keys->count++] = j;
+        return;
+    }
+    for (int32_t n = 0; n < job->count; n++) {
+        int64_t block_first = (int64_t)job->indices[n] * job->block;
+        for (int64_t j = MAX(block_first, first); j < MIN(block_first + job->block, end); j++)
+            keys->index[keys->count++] = j;
+    }
+}
+
+void row_scores(const struct row_job *job, struct row_keys *keys)
+{
+    const struct problem *problem = job->problem;
+    const struct options *options = &problem->options;
+    const struct sequence *sequence = job->sequence;
+    const void *q = tensor_row(job->q, sequence->batch, sequence->q_row + job->i, job->head);
+    int32_t kv_head = job->head / problem->group;
+
+    row_keys(job, first_visible_key(problem, sequence, job->i), visible_keys(problem, sequence, job->i), keys);
+    for (int64_t n = 0; n < keys->count; n++) {
+        int64_t j = keys->index[n];
+        double dot = 0;
+        for (int32_t d = 0; d < problem->dim; d++)
+            dot += (double)load_element(q, job->q->dtype, d) *
+                   key_element(problem, job->k, options->k_scale, sequence, j, kv_head, d);
+        double x = (double)problem->scale * dot;
+        keys->slope[n] = 1;
+        keys->z[n] = x;
+        if (options->softcap != 0) {
+            double bent = tanh(x / (double)options->softcap);
+            keys->z[n] = (double)options->softcap * bent;
+            keys->slope[n] = 1 - bent * bent;
+        }
+        if (options->bias) keys->z[n] += option_element(options->bias, sequence, j / job->block, job->head);
+    }
+}
+
+double row_lse(const struct row_job *job, const struct row_keys *keys)
+{
+    const clattn_tensor *sink = job->problem->options.sink;
+    double row_max = -INFINITY, row_sum = 0;
+    if (keys->count == 0) return -INFINITY; /* an empty row stays empty, sink or not */
+    for (int64_t n = 0; n < keys->count; n++)
+        row_max = fmax(row_max, keys->z[n]);
+    double sink_logit = sink ? option_element(sink, job->sequence, 0, job->head) : -INFINITY;
+    row_max = fmax(row_max, sink_logit);
+    if (row_max == -INFINITY) return -INFINITY;
+    for (int64_t n = 0; n < keys->count; n++)
+        row_sum += exp(keys->z[n] - row_max);
+    if (sink) row_sum += exp(sink_logit - row_max);
+    return row_max + log(row_sum);
+}

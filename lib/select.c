@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: MIT */
+/* Selection: from queries and keys to a block list. */
+
+#include "select.h"
+#include "stage.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool needs_pyramid(clattn_selector selector)
+{
+    return selector != CLATTN_SELECT_FLAT_LSE;
+}
+
+/* Lists of query rows that are not used (seqused_q) are empty. */
+static clattn_status empty_unused(clattn_context *context, const struct problem *problem, clattn_blocks *blocks)
+{
+    int64_t used = 0;
+    for (int64_t s = 0; s < problem->count; s++)
+        used += problem->sequences[s].q_len;
+    if (used == problem->list_rows) return CLATTN_SUCCESS;
+    size_t lists = (size_t)(blocks->rows * blocks->heads), entries = lists * (size_t)blocks->topk;
+    int32_t *fill = malloc(entries * sizeof *fill);
+    if (!fill) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %zu list entries", entries);
+    memset(fill, 0xff, entries * sizeof *fill);
+    clattn_status status =
+        context->backend->storage_write(context, &blocks->indices, fill, entries * sizeof *fill);
+    memset(fill, 0, lists * sizeof *fill);
+    if (!status) status = context->backend->storage_write(context, &blocks->counts, fill, lists * sizeof *fill);
+    free(fill);
+    return status;
+}
+
+clattn_status select_run(clattn_context *context, const struct problem *problem,
+                         const clattn_select_desc *select, const clattn_attention_desc *attention,
+                         const clattn_tensor *q, const clattn_tensor *k, const clattn_pyramid *pyramid,
+                         clattn_blocks *blocks, const clattn_sync *sync)
+{
+    clattn_pyramid *own = NULL;
+    clattn_status status = CLATTN_SUCCESS;
+    if (!pyramid && needs_pyramid(select->selector)) {
+        /* The caller's wait list comes before the first command and its event after the last one. */
+        clattn_sync first = sync ? *sync : (clattn_sync)CLATTN_SYNC_INIT;
+        first.event = NULL;
+        status = clattn_pyramid_build(context, attention, select->leaf, k, &own, sync ? &first : NULL);
+        pyramid = own;
+    }
+    struct select_job job = {problem, select, q, k, pyramid, blocks, sync};
+    if (!status) status = empty_unused(context, problem, blocks);
+    if (!status) status = context->backend->select(context, &job);
+    clattn_pyramid_release(context, own);
+    return status;
+}
+
+clattn_status blocks_place(clattn_context *context, const struct problem *problem,
+                           const clattn_select_desc *select, clattn_blocks **blocks, clattn_blocks **made)
+{
+    clattn_blocks_desc desc = {sizeof desc,        select->leaf,      1,
+                               problem->list_rows, problem->kv_heads, select->topk};
+    const clattn_blocks *have = *blocks;
+    if (!have) return blocks_new(context, &desc, made);
+    if (have->block != desc.block || have->q_block != 1 || have->rows != desc.rows ||
+        have->heads != desc.heads || have->topk != desc.topk)
+        return fail(context, CLATTN_INVALID_BLOCKS,
+                    "blocks is [%lld][%d][%d] of %d keys; the selection needs [%lld][%d][%d] of %d keys",
+                    (long long)have->rows, have->heads, have->topk, have->block, (long long)desc.rows,
+                    desc.heads, desc.topk, desc.block);
+    free((*blocks)->row_max); /* the indices will be the selector's own */
+    (*blocks)->row_max = NULL;
+    return CLATTN_SUCCESS;
+}
+
+clattn_status clattn_select(clattn_context *context, const clattn_attention_desc *attention,
+                            const clattn_select_desc *select, const clattn_tensor *q, const clattn_tensor *k,
+                            const clattn_pyramid *pyramid, clattn_blocks **blocks, const clattn_sync *sync)
+{
+    if (!context) return CLATTN_INVALID_ARGUMENT;
+    if (!blocks)
+        return fail(context, CLATTN_INVALID_ARGUMENT, "blocks is NULL; a place for the result is needed");
+    if (!q) return fail(context, CLATTN_INVALID_ARGUMENT, "q is NULL");
+    struct problem problem;
+    clattn_select_desc checked;
+    clattn_sync sync_copy;
+    clattn_status status = check_sync(context, sync, &sync_copy);
+    if (!status) status = check_select(context, select, &checked);
+    if (!status && checked.selector == CLATTN_SELECT_DENSE)
+        status = fail(context, CLATTN_INVALID_ARGUMENT,
+                      "select.selector is DENSE, which has no list; pass blocks NULL");
+    if (!status) status = problem_init(context, attention, &(struct tensors){.q = q, .k = k}, 1, &problem);
+    if (status) return status;
+
+    struct staged queries = {0}, keys = {0};
+    clattn_blocks *made = NULL;
+    problem.options = (struct options){0}; /* selection knows none */
+    if (pyramid && !pyramid_fits(pyramid, &problem, checked.leaf)) {
+        status = fail(context, CLATTN_INVALID_SHAPE, "pyramid was built for another shape or leaf than k has");
+        goto done;
+    }
+    if ((status = stage_in(context, q, &queries))) goto done;
+    if ((status = stage_in(context, k, &keys))) goto done;
+    if ((status = blocks_place(context, &problem, &checked, blocks, &made))) goto done;
+    status = select_run(context, &problem, &checked, attention, &queries.device, &keys.device, pyramid,
+                        made ? made : *blocks, sync ? &sync_copy : NULL);
+    if (!status && made) {
+        *blocks = made;
+        made = NULL;
+    }
+done:
+    clattn_blocks_release(context, made);
+    stage_release(context, &queries);
+    stage_release(context, &keys);
+    problem_release(&problem);
+    return status;
+}
