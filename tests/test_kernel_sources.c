@@ -9,10 +9,8 @@
 
 #include <cmocka.h>
 
-#include "config.h"
 #include "lib/kernel_sources.h"
 
-#ifdef HAVE_OPENCL
 /* Every embedded text is its file in cl/, byte for byte. */
 static void test_texts(void **state)
 {
@@ -36,13 +34,6 @@ static void test_texts(void **state)
     assert_null(kernel_sources[kernel_source_count].name);
     assert_null(kernel_sources[kernel_source_count].text);
 }
-#else
-static void test_texts(void **state)
-{
-    (void)state;
-    skip(); /* built without OpenCL: nothing is embedded */
-}
-#endif
 
 int main(void)
 {
