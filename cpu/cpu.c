@@ -8,6 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef HAVE_CPU_AVX2
+#include <cpuid.h>
+#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -20,12 +23,41 @@ static bool has_always(void)
     return true;
 }
 
+#ifdef HAVE_CPU_AVX2
+/* Not every compiler's __builtin_cpu_supports knows F16C: bit 29 of ECX, leaf 1. */
+static bool has_f16c(void)
+{
+    unsigned eax, ebx, ecx = 0, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && ecx >> 29 & 1;
+}
+
+static bool has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+}
+#endif
+
+#ifdef HAVE_CPU_AVX512
+static bool has_avx512(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
 static const struct {
     const char *name;
     bool (*supported)(void);
     void (*install)(struct cpu_kernels *kernels);
 } variants[] = {
     {"ref", has_always, cpu_install_ref},
+    {"c", has_always, cpu_install_c},
+#ifdef HAVE_CPU_AVX2
+    {"avx2", has_avx2, cpu_install_avx2},
+#endif
+#ifdef HAVE_CPU_AVX512
+    {"avx512", has_avx512, cpu_install_avx512},
+#endif
 };
 
 enum { VARIANTS = sizeof variants / sizeof *variants };

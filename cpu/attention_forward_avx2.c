@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT */
+/* Attention over a block list, forward: AVX2, FMA and F16C. */
+
+#include "simd_avx2.h"
+
+#include "attention_forward_simd.h"
+#include "kernels_avx2.h"
+
+size_t forward_scratch_avx2(const struct forward_job *job, int32_t rows, int32_t heads)
+{
+    return forward_scratch_simd(job, rows, heads);
+}
+
+void forward_tile_avx2(const struct forward_job *job, const struct forward_tile *tile, void *scratch)
+{
+    forward_tile_simd(job, tile, scratch);
+}
+
+void exp_avx2(const float *x, float *result, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += WIDTH)
+        vec_store(result + i, vec_exp(vec_load(x + i)));
+}

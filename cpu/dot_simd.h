@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLATTN_DOT_SIMD_H
+#define CLATTN_DOT_SIMD_H
+
+/* Logits, for attention and selection. Included after a vector layer (simd_*.h).
+ *
+ * Query rows stand in the lanes of vectors ("lane groups" of one or two vectors), packed once as
+ * q [dim][lanes]. Keys stay as they are, [row][dim], and are broadcast element by element:
+ *
+ *                  lanes ->
+ *     d    q      [dim][lanes]
+ *     row  key    [row][dim]     (broadcast)
+ *     row  logits [row][lanes]   = scale * sum_d q key
+ *
+ * Each logit is one chain of additions in the order of d, whatever the size of its tile: equal inputs give
+ * equal bits. */
+
+#include "rows_simd.h"
+
+enum { LANES_MAX = 2 * WIDTH }; /* of a lane group */
+
+/* Rows that are packed as lane groups: all full but the last, which may have one vector. */
+static inline int lane_vectors(int64_t rows_left)
+{
+    return rows_left > WIDTH ? 2 : 1;
+}
+
+/* ---- queries ---- */
+
+/* Row `lane` of a lane group: q [dim][lanes] gets its elements. */
+static inline void query_pack(const void *row, clattn_dtype dtype, int32_t dim, float *q, int64_t lanes,
+                              int64_t lane)
+{
+    float values[256];
+    row_to_float(row, dtype, dim, values);
+    for (int32_t d = 0; d < dim; d++)
+        q[d * lanes + lane] = values[d];
+}
+
+/* Lanes without a row are zero. */
+static inline void query_pad(int32_t dim, float *q, int64_t lanes, int64_t from)
+{
+    for (int32_t d = 0; d < dim; d++)
+        for (int64_t lane = from; lane < lanes; lane++)
+            q[d * lanes + lane] = 0;
+}
+
+/* ---- logits ---- */
+
+ALWAYS_INLINE void dot_tile(const float *q, int32_t dim, const float *key, int64_t stride, float scale,
+                            float *logits, const int rows, const int vectors)
+{
+    vec sum[16][2];
+    const float *base[6]; /* every third row; the two after it are reached by the stride */
+    UNROLL for (int a = 0; a < rows; a++)
+    {
+        if (a % 3 == 0) base[a / 3] = key + a * stride;
+        UNROLL for (int n = 0; n < vectors; n++) sum[a][n] = vec_zero();
+    }
+    for (int32_t d = 0; d < dim; d++) {
+        vec query[2];
+        UNROLL for (int n = 0; n < vectors; n++) query[n] = vec_load(q + (d * vectors + n) * WIDTH);
+        UNROLL for (int a = 0; a < rows; a++)
+        {
+            vec element = vec_set(base[a / 3][d + a % 3 * stride]);
+            UNROLL for (int n = 0; n < vectors; n++) sum[a][n] = vec_fma(element, query[n], sum[a][n]);
+        }
+    }
+    UNROLL for (int a = 0; a < rows; a++)
+    {
+        UNROLL for (int n = 0; n < vectors; n++)
+            vec_store(logits + (a * vectors + n) * WIDTH, vec_mul(sum[a][n], vec_set(scale)));
+    }
+}
+
+static void dot_tile_full_1(const float *q, int32_t dim, const float *key, int64_t stride, float scale,
+                            float *logits)
+{
+    dot_tile(q, dim, key, stride, scale, logits, DOT_ROWS_1, 1);
+}
+
+static void dot_tile_full_2(const float *q, int32_t dim, const float *key, int64_t stride, float scale,
+                            float *logits)
+{
+    dot_tile(q, dim, key, stride, scale, logits, DOT_ROWS_2, 2);
+}
+
+/* Tiles of fewer rows: 4 or 1. Returns the rows done. */
+static int32_t dot_tile_rest(const float *q, int32_t dim, int vectors, const float *key, int64_t stride,
+                             int64_t left, float scale, float *logits)
+{
+    if (left >= 4) {
+        if (vectors == 2)
+            dot_tile(q, dim, key, stride, scale, logits, 4, 2);
+        else
+            dot_tile(q, dim, key, stride, scale, logits, 4, 1);
+        return 4;
+    }
+    if (vectors == 2)
+        dot_tile(q, dim, key, stride, scale, logits, 1, 2);
+    else
+        dot_tile(q, dim, key, stride, scale, logits, 1, 1);
+    return 1;
+}
+
+/* The next tile of `left` rows; returns how many it did.
+ * logits [row][lanes] = scale * sum_d q [dim][lanes] * key [row][dim],  lanes = vectors * WIDTH */
+static inline int32_t dot_rows(const float *q, int32_t dim, int vectors, const float *key, int64_t stride,
+                               int64_t left, float scale, float *logits)
+{
+    if (vectors == 2 && left >= DOT_ROWS_2) {
+        dot_tile_full_2(q, dim, key, stride, scale, logits);
+        return DOT_ROWS_2;
+    }
+    if (vectors == 1 && left >= DOT_ROWS_1) {
+        dot_tile_full_1(q, dim, key, stride, scale, logits);
+        return DOT_ROWS_1;
+    }
+    return dot_tile_rest(q, dim, vectors, key, stride, left, scale, logits);
+}
+
+#endif

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLATTN_EXP_SIMD_H
+#define CLATTN_EXP_SIMD_H
+
+/* exp for whole vectors, within 2 ulp over the whole range: 0 below -104, subnormals, infinity above 88.73, NaN
+ * for NaN. Included after a vector layer (simd_*.h).
+ *
+ *   exp x = 2^n exp r,   n = round(x / ln 2),   |r| <= ln 2 / 2
+ *
+ * ln 2 is split into a part of few bits, whose product with n is exact, and the rest. The polynomial is that of
+ * Cephes' expf. */
+
+static inline vec vec_exp(vec x)
+{
+    x = vec_max(vec_set(-104.0f), x); /* NaN stays: see vec_max */
+    x = vec_min(vec_set(89.0f), x);
+    vec n = vec_round(vec_mul(x, vec_set(1.44269504088896341f)));
+    vec r = vec_fma(n, vec_set(-0.693359375f), x);
+    r = vec_fma(n, vec_set(2.12194440e-4f), r);
+    vec p = vec_set(1.9875691500e-4f);
+    p = vec_fma(p, r, vec_set(1.3981999507e-3f));
+    p = vec_fma(p, r, vec_set(8.3334519073e-3f));
+    p = vec_fma(p, r, vec_set(4.1665795894e-2f));
+    p = vec_fma(p, r, vec_set(1.6666665459e-1f));
+    p = vec_fma(p, r, vec_set(5.0000001201e-1f));
+    p = vec_fma(vec_mul(r, r), p, r);
+    return vec_scale_exponent(vec_add(p, vec_set(1)), n);
+}
+
+#endif

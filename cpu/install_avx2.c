@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT */
+/* Kernels of the variant "avx2": AVX2, FMA and F16C. */
+
+#include "kernels_avx2.h"
+
+void cpu_install_avx2(struct cpu_kernels *kernels)
+{
+    kernels->pyramid_leaf = pyramid_leaf_avx2;
+    kernels->pyramid_join = pyramid_join_avx2;
+    kernels->select_row = select_row_avx2;
+    kernels->select_scratch = select_scratch_avx2;
+    kernels->forward_tile = forward_tile_avx2;
+    kernels->forward_scratch = forward_scratch_avx2;
+    kernels->forward_rows = 64;
+}

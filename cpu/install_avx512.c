@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT */
+/* Kernels of the variant "avx512": AVX-512. */
+
+#include "kernels_avx512.h"
+
+void cpu_install_avx512(struct cpu_kernels *kernels)
+{
+    kernels->pyramid_leaf = pyramid_leaf_avx512;
+    kernels->pyramid_join = pyramid_join_avx512;
+    kernels->select_row = select_row_avx512;
+    kernels->select_scratch = select_scratch_avx512;
+    kernels->forward_tile = forward_tile_avx512;
+    kernels->forward_scratch = forward_scratch_avx512;
+    kernels->forward_rows = 64;
+}

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT */
+/* Kernels of the variant "c": plain C, any architecture. */
+
+#include "kernels_c.h"
+
+void cpu_install_c(struct cpu_kernels *kernels)
+{
+    kernels->pyramid_leaf = pyramid_leaf_c;
+    kernels->pyramid_join = pyramid_join_c;
+    kernels->select_row = select_row_c;
+    kernels->select_scratch = select_scratch_c;
+    kernels->forward_tile = forward_tile_c;
+    kernels->forward_scratch = forward_scratch_c;
+    kernels->forward_rows = 64;
+}

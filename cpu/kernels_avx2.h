@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLATTN_KERNELS_AVX2_H
+#define CLATTN_KERNELS_AVX2_H
+
+/* Kernels of the variant "avx2". */
+
+#include "cpu.h"
+
+pyramid_leaf_function pyramid_leaf_avx2;
+pyramid_join_function pyramid_join_avx2;
+select_row_function select_row_avx2;
+size_t select_scratch_avx2(const struct select_job *job);
+forward_tile_function forward_tile_avx2;
+size_t forward_scratch_avx2(const struct forward_job *job, int32_t rows, int32_t heads);
+void exp_avx2(const float *x, float *result, int64_t count); /* count: whole vectors; for tests */
+
+#endif

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLATTN_KERNELS_AVX512_H
+#define CLATTN_KERNELS_AVX512_H
+
+/* Kernels of the variant "avx512". */
+
+#include "cpu.h"
+
+pyramid_leaf_function pyramid_leaf_avx512;
+pyramid_join_function pyramid_join_avx512;
+select_row_function select_row_avx512;
+size_t select_scratch_avx512(const struct select_job *job);
+forward_tile_function forward_tile_avx512;
+size_t forward_scratch_avx512(const struct forward_job *job, int32_t rows, int32_t heads);
+void exp_avx512(const float *x, float *result, int64_t count); /* count: whole vectors; for tests */
+
+#endif

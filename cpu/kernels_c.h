@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLATTN_KERNELS_C_H
+#define CLATTN_KERNELS_C_H
+
+/* Kernels of the variant "c". */
+
+#include "cpu.h"
+
+pyramid_leaf_function pyramid_leaf_c;
+pyramid_join_function pyramid_join_c;
+select_row_function select_row_c;
+size_t select_scratch_c(const struct select_job *job);
+forward_tile_function forward_tile_c;
+size_t forward_scratch_c(const struct forward_job *job, int32_t rows, int32_t heads);
+void exp_c(const float *x, float *result, int64_t count); /* count: whole vectors; for tests */
+
+#endif

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT */
+/* The walk of the selection: candidates, forced ancestors, the best K.
+ *
+ * Start at the lowest level that has at most K nodes. At each level: drop what is neither forced nor eligible;
+ * when more than K candidates remain, keep the forced ones and the best of the rest; their children are the
+ * next candidates. Levels are those of the keys that the query sees: later keys must not matter. */
+
+#include "select_walk.h"
+
+#include <string.h>
+
+/* Candidates of one level, ascending, and what choosing among them needs. */
+struct candidates {
+    int64_t *node;   /* [max] */
+    int64_t *scored; /* [max] those that are not forced */
+    double *score;   /* [max] of scored */
+    int32_t *heap;   /* [topk] indices into scored, the worst on top */
+    bool *keep;      /* [max] of scored */
+    int64_t count;
+};
+
+/* By priority the query's own leaf, those before it, then the first ones; at most topk in all. */
+static void forced_leaves(struct walk *walk)
+{
+    const clattn_select_desc *select = walk->job->select;
+    int64_t current = (walk->seen - 1) / walk->leaf;
+    if (!walk->job->problem->causal) return;
+    int64_t last = MIN(MIN(select->forced_last, current + 1), walk->topk);
+    int64_t others = MAX(current + 1 - select->forced_last, 0);
+    walk->last_first = current + 1 - last;
+    walk->last_end = current + 1;
+    walk->first_end = MIN(MIN(select->forced_first, others), walk->topk - last);
+}
+
+static bool range_has(int64_t first, int64_t end, int level, int64_t node)
+{
+    return first < end && node >= first >> (level - 1) && node <= (end - 1) >> (level - 1);
+}
+
+static bool is_forced(const struct walk *walk, int level, int64_t node)
+{
+    return range_has(walk->last_first, walk->last_end, level, node) ||
+           range_has(0, walk->first_end, level, node);
+}
+
+static bool is_eligible(const struct walk *walk, int level, int64_t node)
+{
+    int64_t span = (int64_t)walk->leaf << (level - 1);
+    return !walk->job->problem->causal || (node + 1) * span <= walk->seen;
+}
+
+struct walk_children walk_children(const struct walk *walk, int level)
+{
+    int64_t kv_len = walk->sequence->kv_len;
+    bool own_mean = walk->job->select->selector == CLATTN_SELECT_FLAT_MEAN;
+    if (level == 1 && !own_mean) return (struct walk_children){true, walk->leaf, kv_len, 0};
+    int child_level = own_mean ? level : level - 1;
+    return (struct walk_children){false, own_mean ? 1 : 2, level_nodes(kv_len, walk->leaf, child_level),
+                                  level_first(kv_len, walk->leaf, child_level)};
+}
+
+/* ---- the best K: a heap with the worst of them on top ---- */
+
+/* Does a rank below b? Lower score; equal scores, higher index. */
+static bool is_worse(const double *score, int32_t a, int32_t b)
+{
+    return score[a] < score[b] || (score[a] == score[b] && a > b);
+}
+
+static void sift_down(const double *score, int32_t *heap, int32_t count, int32_t i)
+{
+    for (;;) {
+        int32_t child = 2 * i + 1;
+        if (child >= count) return;
+        if (child + 1 < count && is_worse(score, heap[child + 1], heap[child])) child++;
+        if (!is_worse(score, heap[child], heap[i])) return;
+        int32_t worse = heap[child];
+        heap[child] = heap[i];
+        heap[i] = worse;
+        i = child;
+    }
+}
+
+/* Marks the best `room` of `count` scores. */
+static void mark_best(const struct candidates *c, int32_t count, int32_t room)
+{
+    memset(c->keep, 0, (size_t)count * sizeof *c->keep);
+    if (room == 0) return;
+    for (int32_t i = 0; i < room; i++)
+        c->heap[i] = i;
+    for (int32_t i = room / 2 - 1; i >= 0; i--)
+        sift_down(c->score, c->heap, room, i);
+    for (int32_t i = room; i < count; i++)
+        if (is_worse(c->score, c->heap[0], i)) {
+            c->heap[0] = i;
+            sift_down(c->score, c->heap, room, 0);
+        }
+    for (int32_t i = 0; i < room; i++)
+        c->keep[c->heap[i]] = true;
+}
+
+/* Keeps the forced candidates and the best of the rest, topk in all, in ascending order. */
+static void keep_best(const struct walk *walk, int level, struct candidates *c,
+                      select_score_function *score_nodes)
+{
+    int64_t scored = 0, kept = 0, next = 0;
+    for (int64_t i = 0; i < c->count; i++)
+        if (!is_forced(walk, level, c->node[i])) c->scored[scored++] = c->node[i];
+    score_nodes(walk, level, c->scored, scored, c->score);
+    mark_best(c, (int32_t)scored, walk->topk - (int32_t)(c->count - scored));
+    for (int64_t i = 0; i < c->count; i++) {
+        bool is_scored = next < scored && c->scored[next] == c->node[i];
+        if (!is_scored || c->keep[next]) c->node[kept++] = c->node[i];
+        next += is_scored;
+    }
+    c->count = kept;
+}
+
+/* ---- the walk ---- */
+
+/* The existing children of the candidates, from the last to the first so that none is overwritten. */
+static void descend(struct candidates *c, int64_t nodes)
+{
+    int64_t children = 2 * c->count;
+    for (int64_t p = c->count - 1; p >= 0; p--) {
+        c->node[2 * p + 1] = 2 * c->node[p] + 1;
+        c->node[2 * p] = 2 * c->node[p];
+    }
+    while (children > 0 && c->node[children - 1] >= nodes)
+        children--;
+    c->count = children;
+}
+
+static void drop_ineligible(const struct walk *walk, int level, struct candidates *c)
+{
+    int64_t allowed = 0;
+    for (int64_t i = 0; i < c->count; i++)
+        if (is_eligible(walk, level, c->node[i]) || is_forced(walk, level, c->node[i]))
+            c->node[allowed++] = c->node[i];
+    c->count = allowed;
+}
+
+static bool is_flat(clattn_selector selector)
+{
+    return selector == CLATTN_SELECT_FLAT_MEAN || selector == CLATTN_SELECT_FLAT_LSE;
+}
+
+static int64_t candidates_max(const struct select_job *job)
+{
+    int64_t leaves = ceil_div(job->problem->kv_len_max, job->select->leaf);
+    return MAX(is_flat(job->select->selector) ? leaves : 0, 2 * (int64_t)job->select->topk);
+}
+
+size_t select_walk_scratch(const struct select_job *job)
+{
+    size_t max = (size_t)candidates_max(job);
+    size_t bytes = max * (2 * sizeof(int64_t) + sizeof(double) + sizeof(bool)) +
+                   (size_t)job->select->topk * sizeof(int32_t);
+    return (bytes + 63) / 64 * 64;
+}
+
+int32_t select_walk(const struct select_job *job, int64_t s, int32_t kv_head, int64_t i,
+                    void (*begin)(const struct walk *walk), select_score_function *score_nodes, void *scratch,
+                    int32_t *indices)
+{
+    const struct sequence *sequence = &job->problem->sequences[s];
+    struct walk walk = {.job = job,
+                        .sequence = sequence,
+                        .means = job->pyramid ? pyramid_head(job->pyramid, s, kv_head) : NULL,
+                        .row = i,
+                        .seen = visible_keys(job->problem, sequence, i),
+                        .kv_head = kv_head,
+                        .leaf = job->select->leaf,
+                        .topk = job->select->topk,
+                        .score_scratch = (char *)scratch + select_walk_scratch(job)};
+    int64_t max = candidates_max(job);
+    struct candidates c = {.node = scratch};
+    c.scored = c.node + max;
+    c.score = (double *)(c.scored + max);
+    c.heap = (int32_t *)(c.score + max);
+    c.keep = (bool *)(c.heap + walk.topk);
+
+    for (int32_t n = 0; n < walk.topk; n++)
+        indices[n] = -1;
+    if (walk.seen == 0) return 0;
+    forced_leaves(&walk);
+
+    int top = 1;
+    while (!is_flat(job->select->selector) && level_nodes(walk.seen, walk.leaf, top) > walk.topk)
+        top++;
+    c.count = level_nodes(walk.seen, walk.leaf, top);
+    for (int64_t n = 0; n < c.count; n++)
+        c.node[n] = n;
+    bool begun = false;
+    for (int level = top; level >= 1; level--) {
+        if (level < top) descend(&c, level_nodes(walk.seen, walk.leaf, level));
+        drop_ineligible(&walk, level, &c);
+        if (c.count <= walk.topk) continue;
+        if (!begun) begin(&walk);
+        begun = true;
+        keep_best(&walk, level, &c, score_nodes);
+    }
+    for (int64_t n = 0; n < c.count; n++)
+        indices[n] = (int32_t)c.node[n];
+    return (int32_t)c.count;
+}

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLATTN_SIMD_AVX512_H
+#define CLATTN_SIMD_AVX512_H
+
+/* Vectors of sixteen floats: AVX-512 F, BW, DQ and VL. The same names as in simd_c.h, which explains them. */
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+/* 24 or 16 vectors of sums of the 32 registers; broadcasts are operands in memory. */
+enum { WIDTH = 16, DOT_ROWS_1 = 16, DOT_ROWS_2 = 12, PV_ROWS = 8 };
+#define SIMD_PV_ROWS_8
+
+typedef __m512 vec;
+
+static inline vec vec_set(float a)
+{
+    return _mm512_set1_ps(a);
+}
+
+static inline vec vec_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+
+static inline vec vec_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+static inline void vec_store(float *p, vec a)
+{
+    _mm512_storeu_ps(p, a);
+}
+
+static inline vec vec_add(vec a, vec b)
+{
+    return _mm512_add_ps(a, b);
+}
+
+static inline vec vec_sub(vec a, vec b)
+{
+    return _mm512_sub_ps(a, b);
+}
+
+static inline vec vec_mul(vec a, vec b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+static inline vec vec_div(vec a, vec b)
+{
+    return _mm512_div_ps(a, b);
+}
+
+static inline vec vec_fma(vec a, vec b, vec c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+static inline vec vec_where_less(vec a, vec b, vec x, vec y)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+}
+
+static inline vec vec_max(vec a, vec b)
+{
+    return _mm512_max_ps(a, b);
+}
+
+static inline vec vec_min(vec a, vec b)
+{
+    return _mm512_min_ps(a, b);
+}
+
+static inline vec vec_round(vec a)
+{
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+static inline vec vec_scale_exponent(vec a, vec n)
+{
+    return _mm512_scalef_ps(a, n);
+}
+
+static inline vec vec_load_bfloat16(const uint16_t *p)
+{
+    __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+}
+
+static inline vec vec_load_float16(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+
+/* To nearest even; a NaN stays one. */
+static inline void vec_store_bfloat16(uint16_t *p, vec a)
+{
+    __m512i bits = _mm512_castps_si512(a), high = _mm512_srli_epi32(bits, 16);
+    __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __mmask16 is_nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    __m512i half = _mm512_mask_or_epi32(_mm512_srli_epi32(rounded, 16), is_nan, high, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(half));
+}
+
+static inline void vec_store_float16(uint16_t *p, vec a)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+static inline void vec_add_to_double(double *sum, vec a)
+{
+    __m256 low = _mm512_castps512_ps256(a), high = _mm512_extractf32x8_ps(a, 1);
+    _mm512_storeu_pd(sum, _mm512_add_pd(_mm512_loadu_pd(sum), _mm512_cvtps_pd(low)));
+    _mm512_storeu_pd(sum + 8, _mm512_add_pd(_mm512_loadu_pd(sum + 8), _mm512_cvtps_pd(high)));
+}
+
+static inline void prefetch_line(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+}
+
+#endif

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLATTN_WEIGHTED_SUM_SIMD_H
+#define CLATTN_WEIGHTED_SUM_SIMD_H
+
+/* Weighted sums of values, in register tiles. Included after a vector layer (simd_*.h).
+ *
+ *                 dim_v ->
+ *     key   p    [key][lanes]   (broadcast: one lane is one query row)
+ *     key   v    [key][dim_v]
+ *     lane  out  [lane][dim_v]  = out * correction + sum over keys of p v */
+
+#include "rows_simd.h"
+
+ALWAYS_INLINE void weighted_sum_tile(const float *p, int64_t lanes, struct float_rows v, int64_t keys,
+                                     const float *correction, float *out, int64_t out_stride, const int rows,
+                                     const int vectors)
+{
+    vec sum[8][2];
+    UNROLL for (int r = 0; r < rows; r++)
+    {
+        vec factor = vec_set(correction[r]);
+        UNROLL for (int n = 0; n < vectors; n++) sum[r][n] =
+            vec_mul(vec_load(out + r * out_stride + n * WIDTH), factor);
+    }
+    const float *value_row = v.data;
+    for (int64_t j = 0; j < keys; j++, p += lanes, value_row += v.stride) {
+        vec value[2];
+        UNROLL for (int n = 0; n < vectors; n++) value[n] = vec_load(value_row + n * WIDTH);
+        UNROLL for (int r = 0; r < rows; r++)
+        {
+            vec weight = vec_set(p[r]);
+            UNROLL for (int n = 0; n < vectors; n++) sum[r][n] = vec_fma(weight, value[n], sum[r][n]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+    {
+        UNROLL for (int n = 0; n < vectors; n++) vec_store(out + r * out_stride + n * WIDTH, sum[r][n]);
+    }
+}
+
+#define WEIGHTED_SUM_CASE(ROWS)                                                                                \
+    case ROWS:                                                                                                 \
+        if (vectors == 2)                                                                                      \
+            weighted_sum_tile(p, lanes, v, keys, correction, out, out_stride, ROWS, 2);                        \
+        else                                                                                                   \
+            weighted_sum_tile(p, lanes, v, keys, correction, out, out_stride, ROWS, 1);                        \
+        return;
+
+/* out [rows][vectors * WIDTH] = out * correction [rows] + sum over keys of p [key][lanes] * v [key][...], rows
+ * at most PV_ROWS, vectors 1 or 2 */
+static void weighted_sum(const float *p, int64_t lanes, struct float_rows v, int64_t keys,
+                         const float *correction, float *out, int64_t out_stride, int rows, int vectors)
+{
+    switch (rows) {
+        WEIGHTED_SUM_CASE(1)
+        WEIGHTED_SUM_CASE(2)
+        WEIGHTED_SUM_CASE(3)
+        WEIGHTED_SUM_CASE(4)
+        WEIGHTED_SUM_CASE(5)
+        WEIGHTED_SUM_CASE(6)
+#if defined(SIMD_PV_ROWS_8)
+        WEIGHTED_SUM_CASE(7)
+        WEIGHTED_SUM_CASE(8)
+#endif
+    }
+}
+
+#endif
