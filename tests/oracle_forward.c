@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: MIT */
+/* Attention over block lists by the definition, and the comparison with its tolerances. */
+
+#include "oracle.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct spans spans_of(const clattn_attention_desc *attention, const clattn_tensor *q, const clattn_tensor *k,
+                      int32_t q_block)
+{
+    struct spans spans = {.count = (int)(attention->sequences ? attention->sequences : k->batch)};
+    assert_true(spans.count <= SPANS_MAX);
+    for (int s = 0; s < spans.count; s++) {
+        struct span *span = &spans.at[s];
+        *span = (struct span){s, 0, q->len, 0, k->len, spans.list_rows};
+        if (attention->sequences) {
+            const int32_t *cu_q = attention->cu_seqlens_q, *cu_k = attention->cu_seqlens_k;
+            *span = (struct span){
+                0, cu_q[s], cu_q[s + 1] - cu_q[s], cu_k[s], cu_k[s + 1] - cu_k[s], spans.list_rows};
+        }
+        spans.list_rows += (span->q_len + q_block - 1) / q_block;
+    }
+    return spans;
+}
+
+double scale_of(const clattn_attention_desc *attention, const clattn_tensor *k)
+{
+    return attention->scale == CLATTN_SCALE_DEFAULT ? 1 / sqrt((double)k->dim) : (double)attention->scale;
+}
+
+/* ---- lists ---- */
+
+static struct lists lists_new(int64_t rows, int32_t block, int32_t q_block, int32_t heads, int32_t topk)
+{
+    struct lists lists = {.desc = CLATTN_BLOCKS_DESC_INIT};
+    lists.desc.block = block;
+    lists.desc.q_block = q_block;
+    lists.desc.rows = rows;
+    lists.desc.heads = heads;
+    lists.desc.topk = topk;
+    size_t entries = (size_t)(rows * heads * topk);
+    lists.indices = malloc((entries + 1) * sizeof *lists.indices);
+    assert_non_null(lists.indices);
+    memset(lists.indices, 0xff, (entries + 1) * sizeof *lists.indices); /* -1 */
+    return lists;
+}
+
+struct lists lists_random(struct random *random, const struct spans *spans, int32_t block, int32_t q_block,
+                          int32_t heads, int32_t topk, double density)
+{
+    struct lists lists = lists_new(spans->list_rows, block, q_block, heads, topk);
+    for (int s = 0; s < spans->count; s++) {
+        int64_t blocks = (spans->at[s].kv_len + block - 1) / block;
+        int64_t rows = (spans->at[s].q_len + q_block - 1) / q_block;
+        for (int64_t n = 0; n < rows * heads * topk && blocks; n++)
+            if (random_uniform(random) < density)
+                lists.indices[spans->at[s].list_row * heads * topk + n] = (int32_t)random_below(random, blocks);
+    }
+    return lists;
+}
+
+struct lists lists_all(const struct spans *spans, int32_t block, int32_t heads)
+{
+    int64_t most = 1;
+    for (int s = 0; s < spans->count; s++) {
+        int64_t blocks = (spans->at[s].kv_len + block - 1) / block;
+        if (blocks > most) most = blocks;
+    }
+    struct lists lists = lists_new(spans->list_rows, block, 1, heads, (int32_t)most);
+    for (int s = 0; s < spans->count; s++)
+        for (int64_t n = 0; n < spans->at[s].q_len * heads; n++)
+            for (int64_t i = 0; i < (spans->at[s].kv_len + block - 1) / block; i++)
+                lists.indices[(spans->at[s].list_row * heads + n) * most + i] = (int32_t)i;
+    return lists;
+}
+
+void lists_free(struct lists *lists)
+{
+    free(lists->indices);
+    *lists = (struct lists){0};
+}
+
+/* Is key j of the sequence in the list of query row i? */
+static bool is_listed(const struct lists *lists, const struct span *span, int64_t i, int64_t h, int64_t q_heads,
+                      int64_t j)
+{
+    if (!lists) return true;
+    const clattn_blocks_desc *desc = &lists->desc;
+    int64_t list_head = h * desc->heads / q_heads;
+    const int32_t *list =
+        lists->indices + ((span->list_row + i / desc->q_block) * desc->heads + list_head) * desc->topk;
+    for (int32_t n = 0; n < desc->topk; n++)
+        if (list[n] == j / desc->block) return true;
+    return false;
+}
+
+/* ---- forward ---- */
+
+static void expected_row(const struct forward *f, const struct span *span, int64_t i, int64_t h,
+                         struct expected *e, int64_t row)
+{
+    const clattn_tensor *q = &f->q, *k = &f->k, *v = &f->v;
+    int64_t last = f->attention.causal ? i + span->kv_len - span->q_len : span->kv_len - 1;
+    int64_t kv_head = h / (q->heads / k->heads), n = 0;
+    int64_t *key = malloc((size_t)(span->kv_len + 1) * sizeof *key);
+    double *z = malloc((size_t)(span->kv_len + 1) * sizeof *z), most = -INFINITY, sum = 0, condition = 0;
+    double scale = scale_of(&f->attention, k);
+    assert_true(key && z);
+    for (int64_t j = 0; j <= last; j++) {
+        if (!is_listed(f->lists, span, i, h, q->heads, j)) continue;
+        double dot = 0, size = 0;
+        for (int64_t d = 0; d < q->dim; d++) {
+            double product = tensor_get(q, span->batch, span->q_row + i, h, d) *
+                             tensor_get(k, span->batch, span->k_row + j, kv_head, d);
+            dot += product;
+            size += fabs(product);
+        }
+        key[n] = j;
+        z[n++] = scale * dot;
+        most = fmax(most, scale * dot);
+        condition = fmax(condition, isfinite(size) ? fabs(scale) * size : 0);
+    }
+    for (int64_t m = 0; m < n; m++)
+        sum += exp(z[m] - most);
+    e->lse[row] = n ? most + log(sum) : -INFINITY;
+    e->condition[row] = f->exact_logits ? 0 : condition;
+    e->keys[row] = n;
+    for (int64_t m = 0; m < n; m++) {
+        double p = exp(z[m] - most) / sum;
+        for (int64_t d = 0; d < v->dim && p > 0; d++) {
+            double value = tensor_get(v, span->batch, span->k_row + key[m], kv_head, d);
+            e->out[row * v->dim + d] += p * value;
+            e->magnitude[row * v->dim + d] += p * fabs(value);
+        }
+    }
+    free(key);
+    free(z);
+}
+
+struct expected expected_forward(const struct forward *f)
+{
+    int64_t rows = f->q.batch * f->q.len * f->q.heads;
+    struct expected e = {.out = calloc((size_t)(rows * f->v.dim + 1), sizeof(double)),
+                         .magnitude = calloc((size_t)(rows * f->v.dim + 1), sizeof(double)),
+                         .lse = calloc((size_t)rows + 1, sizeof(double)),
+                         .condition = calloc((size_t)rows + 1, sizeof(double)),
+                         .keys = calloc((size_t)rows + 1, sizeof(int64_t))};
+    assert_true(e.out && e.magnitude && e.lse && e.condition && e.keys);
+    struct spans spans = spans_of(&f->attention, &f->q, &f->k, f->lists ? f->lists->desc.q_block : 1);
+    for (int s = 0; s < spans.count; s++)
+        for (int64_t i = 0; i < spans.at[s].q_len; i++)
+            for (int64_t h = 0; h < f->q.heads; h++)
+                expected_row(f, &spans.at[s], i, h, &e,
+                             (spans.at[s].batch * f->q.len + spans.at[s].q_row + i) * f->q.heads + h);
+    return e;
+}
+
+void expected_free(struct expected *e)
+{
+    free(e->out);
+    free(e->magnitude);
+    free(e->lse);
+    free(e->condition);
+    free(e->keys);
+    *e = (struct expected){0};
+}
+
+/* ---- tolerances ----
+ *
+ * float32: |err| <= max(8 (1 + keys) eps |ref|, eps * sum_j p_j |v_j|), the second term times one more than the
+ * logits' condition, because a rounding of q alone moves the result by that much. Numbers below FLT_MIN may be
+ * flushed. 16-bit: a rounding of p to the type, and of the result. */
+static double tolerance(const struct expected *e, const struct forward *f, int64_t row, int64_t d,
+                        clattn_dtype out)
+{
+    double eps = FLT_EPSILON, ref = fabs(e->out[row * f->v.dim + d]), size = e->magnitude[row * f->v.dim + d];
+    double allowed =
+        fmax(8 * (1 + (double)e->keys[row]) * eps * ref, (1 + e->condition[row]) * eps * size) + FLT_MIN;
+    if (f->q.dtype != CLATTN_FLOAT32) allowed += dtype_epsilon(f->q.dtype) / 2 * size;
+    if (out != CLATTN_FLOAT32)
+        allowed += dtype_epsilon(out) / 2 * (ref + allowed) + (out == CLATTN_FLOAT16 ? 0x1p-25 : 0);
+    return allowed;
+}
+
+static bool is_close(double got, double want, double allowed)
+{
+    if (isnan(got) || isnan(want)) return false;
+    if (isinf(want) || isinf(got)) return got == want;
+    return fabs(got - want) <= allowed;
+}
+
+static void compare_row(const struct expected *e, const struct forward *f, const clattn_tensor *out,
+                        const clattn_tensor *lse, int64_t at[3], const char *label, const char *name)
+{
+    int64_t row = (at[0] * f->q.len + at[1]) * f->q.heads + at[2];
+    for (int64_t d = 0; d < f->v.dim; d++) {
+        double got = tensor_get(out, at[0], at[1], at[2], d), want = e->out[row * f->v.dim + d];
+        double allowed = e->keys[row] ? tolerance(e, f, row, d, out->dtype) : 0;
+        if (!is_close(got, want, allowed))
+            fail_msg("%s: %s: out[%lld][%lld][%lld][%lld] is %.9g; %.9g +- %.2g is right (%lld keys)", label,
+                     name, (long long)at[0], (long long)at[1], (long long)at[2], (long long)d, got, want,
+                     allowed, (long long)e->keys[row]);
+    }
+    if (!lse) return;
+    double got = tensor_get(lse, at[0], at[1], at[2], 0), want = e->lse[row];
+    double allowed = FLT_EPSILON * (8 + 2 * fabs(want) + 2 * e->condition[row]);
+    if (!is_close(got, want, allowed))
+        fail_msg("%s: %s: lse[%lld][%lld][%lld] is %.9g; %.9g +- %.2g is right (%lld keys)", label, name,
+                 (long long)at[0], (long long)at[1], (long long)at[2], got, want, allowed,
+                 (long long)e->keys[row]);
+}
+
+void expected_compare(const struct expected *e, const struct forward *f, const clattn_tensor *out,
+                      const clattn_tensor *lse, const char *label, const char *name)
+{
+    for (int64_t b = 0; b < f->q.batch; b++)
+        for (int64_t i = 0; i < f->q.len; i++)
+            for (int64_t h = 0; h < f->q.heads; h++)
+                compare_row(e, f, out, lse, (int64_t[3]){b, i, h}, label, name);
+}
