@@ -70,6 +70,18 @@ double tensor_get(const clattn_tensor *t, int64_t b, int64_t i, int64_t h, int64
     return widen16(t->dtype, ((const uint16_t *)t->data)[index]);
 }
 
+double *tensor_doubles(const clattn_tensor *t)
+{
+    int64_t rows = t->batch * t->len * t->heads;
+    double *values = malloc((size_t)(rows * t->dim + 1) * sizeof *values);
+    assert_non_null(values);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t d = 0; d < t->dim; d++)
+            values[row * t->dim + d] =
+                tensor_get(t, row / t->heads / t->len, row / t->heads % t->len, row % t->heads, d);
+    return values;
+}
+
 void tensor_set(const clattn_tensor *t, int64_t b, int64_t i, int64_t h, int64_t d, double value)
 {
     size_t index = element_index(t, b, i, h, d);

@@ -88,7 +88,10 @@ void array_check_guards(const struct array *array, const char *label, const char
 double tensor_get(const clattn_tensor *tensor, int64_t b, int64_t i, int64_t h, int64_t d);
 void tensor_set(const clattn_tensor *tensor, int64_t b, int64_t i, int64_t h, int64_t d, double value);
 
-/* Elements [d0, d1) of a view as a view, and rows [i0, i1). */
+/* All elements as [batch][len][heads][dim]; the caller frees. */
+double *tensor_doubles(const clattn_tensor *tensor);
+
+/* Rows [i0, i1) as a view, and one batch entry. */
 clattn_tensor tensor_rows(const clattn_tensor *tensor, int64_t i0, int64_t i1);
 clattn_tensor tensor_batch(const clattn_tensor *tensor, int64_t b);
 

@@ -99,10 +99,17 @@ static bool is_listed(const struct lists *lists, const struct span *span, int64_
 
 /* ---- forward ---- */
 
-static void expected_row(const struct forward *f, const struct span *span, int64_t i, int64_t h,
-                         struct expected *e, int64_t row)
+/* q, k and v as [batch][len][heads][dim]. */
+struct values {
+    double *q, *k, *v;
+};
+
+static void expected_row(const struct forward *f, const struct values *values, const struct span *span,
+                         int64_t i, int64_t h, struct expected *e, int64_t row)
 {
     const clattn_tensor *q = &f->q, *k = &f->k, *v = &f->v;
+    const double *query = values->q + row * q->dim;
+    int64_t first_key = span->batch * k->len + span->k_row;
     int64_t last = f->attention.causal ? i + span->kv_len - span->q_len : span->kv_len - 1;
     int64_t kv_head = h / (q->heads / k->heads), n = 0;
     int64_t *key = malloc((size_t)(span->kv_len + 1) * sizeof *key);
@@ -112,11 +119,10 @@ static void expected_row(const struct forward *f, const struct span *span, int64
     for (int64_t j = 0; j <= last; j++) {
         if (!is_listed(f->lists, span, i, h, q->heads, j)) continue;
         double dot = 0, size = 0;
+        const double *other = values->k + ((first_key + j) * k->heads + kv_head) * k->dim;
         for (int64_t d = 0; d < q->dim; d++) {
-            double product = tensor_get(q, span->batch, span->q_row + i, h, d) *
-                             tensor_get(k, span->batch, span->k_row + j, kv_head, d);
-            dot += product;
-            size += fabs(product);
+            dot += query[d] * other[d];
+            size += fabs(query[d] * other[d]);
         }
         key[n] = j;
         z[n++] = scale * dot;
@@ -130,10 +136,10 @@ static void expected_row(const struct forward *f, const struct span *span, int64
     e->keys[row] = n;
     for (int64_t m = 0; m < n; m++) {
         double p = exp(z[m] - most) / sum;
+        const double *value = values->v + ((first_key + key[m]) * v->heads + kv_head) * v->dim;
         for (int64_t d = 0; d < v->dim && p > 0; d++) {
-            double value = tensor_get(v, span->batch, span->k_row + key[m], kv_head, d);
-            e->out[row * v->dim + d] += p * value;
-            e->magnitude[row * v->dim + d] += p * fabs(value);
+            e->out[row * v->dim + d] += p * value[d];
+            e->magnitude[row * v->dim + d] += p * fabs(value[d]);
         }
     }
     free(key);
@@ -150,11 +156,15 @@ struct expected expected_forward(const struct forward *f)
                          .keys = calloc((size_t)rows + 1, sizeof(int64_t))};
     assert_true(e.out && e.magnitude && e.lse && e.condition && e.keys);
     struct spans spans = spans_of(&f->attention, &f->q, &f->k, f->lists ? f->lists->desc.q_block : 1);
+    struct values values = {tensor_doubles(&f->q), tensor_doubles(&f->k), tensor_doubles(&f->v)};
     for (int s = 0; s < spans.count; s++)
         for (int64_t i = 0; i < spans.at[s].q_len; i++)
             for (int64_t h = 0; h < f->q.heads; h++)
-                expected_row(f, &spans.at[s], i, h, &e,
+                expected_row(f, &values, &spans.at[s], i, h, &e,
                              (spans.at[s].batch * f->q.len + spans.at[s].q_row + i) * f->q.heads + h);
+    free(values.q);
+    free(values.k);
+    free(values.v);
     return e;
 }
 

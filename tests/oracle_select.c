@@ -52,6 +52,7 @@ struct query {
     const struct selection *selection;
     const struct span *span;
     const struct means *means;
+    const double *values; /* q as [batch][len][heads][dim] */
     int64_t row, kv_head;
 };
 
@@ -102,15 +103,17 @@ static void node_score(const struct query *query, int level, struct node *node)
     if (count > width) count = width;
     node->score = node->error = 0;
     for (int64_t g = 0; g < group; g++) {
+        const double *values =
+            query->values + ((query->span->batch * q->len + query->span->q_row + query->row) * q->heads +
+                             query->kv_head * group + g) *
+                                q->dim;
         double largest = 0, error;
         for (int64_t c = 0; c < count; c++) {
+            const double *child_mean = means->at[child] + (first + c) * q->dim;
             double dot = 0, size = 0;
             for (int64_t d = 0; d < q->dim; d++) {
-                double product = tensor_get(q, query->span->batch, query->span->q_row + query->row,
-                                            query->kv_head * group + g, d) *
-                                 means->at[child][(first + c) * q->dim + d];
-                dot += product;
-                size += fabs(product);
+                dot += values[d] * child_mean[d];
+                size += fabs(values[d] * child_mean[d]);
             }
             z[c] = scale * dot;
             largest = fmax(largest, fabs(scale) * size);
@@ -209,9 +212,9 @@ static int candidates_of(const struct selection *s, int level, int64_t seen, con
 }
 
 static struct choice choice_of(const struct selection *s, const struct span *span, const struct means *means,
-                               int64_t row, int64_t kv_head)
+                               const double *values, int64_t row, int64_t kv_head)
 {
-    const struct query query = {s, span, means, row, kv_head};
+    const struct query query = {s, span, means, values, row, kv_head};
     int64_t seen = s->attention.causal ? row + span->kv_len - span->q_len + 1 : span->kv_len;
     int64_t forced[CLATTN_TOPK_MAX], leaves = seen > 0 ? nodes_of(seen, s->select.leaf, 1) : 0;
     struct choice choice = {.sure = malloc((size_t)(leaves + 1) * sizeof(int32_t)),
@@ -276,6 +279,7 @@ struct choices choices_of(const struct selection *s)
 {
     struct spans spans = spans_of(&s->attention, &s->q, &s->k, 1);
     struct choices choices = {.count = spans.list_rows * s->k.heads};
+    double *values = tensor_doubles(&s->q);
     choices.at = calloc((size_t)choices.count + 1, sizeof *choices.at);
     assert_non_null(choices.at);
     for (int n = 0; n < spans.count; n++)
@@ -283,11 +287,12 @@ struct choices choices_of(const struct selection *s)
             struct means means = means_new(&s->k, &spans.at[n], h, s->select.leaf);
             for (int64_t i = 0; i < spans.at[n].q_len; i++) {
                 struct choice *choice = &choices.at[(spans.at[n].list_row + i) * s->k.heads + h];
-                *choice = choice_of(s, &spans.at[n], &means, i, h);
+                *choice = choice_of(s, &spans.at[n], &means, values, i, h);
                 choices.unique += choice->sure_count == choice->possible_count;
             }
             means_free(&means);
         }
+    free(values);
     return choices;
 }
 
