@@ -40,6 +40,7 @@ uint16_t narrow16(clattn_dtype dtype, double value)
     double magnitude = fabs(value);
     if (isnan(value)) return (uint16_t)(sign | infinity | 1u << (bits - 1));
     if (isinf(value)) return (uint16_t)(sign | infinity);
+    if (magnitude == 0) return (uint16_t)sign;
     frexp(magnitude, &exponent); /* magnitude = f * 2^exponent, 0.5 <= f < 1 */
     if (exponent < 2 - bias) exponent = 2 - bias;
     double units =
