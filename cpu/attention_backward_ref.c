@@ -127,8 +127,12 @@ static void backward_head(const struct backward_job *job, const struct sequence 
 {
     const struct problem *problem = job->problem;
     const clattn_blocks *blocks = job->blocks;
-    struct row_job row = {
-        .problem = problem, .sequence = sequence, .q = job->q, .k = job->k, .block = DENSE_BLOCK};
+    struct row_job row = {.problem = problem,
+                          .sequence = sequence,
+                          .q = job->q,
+                          .k = job->k,
+                          .block = DENSE_BLOCK,
+                          .neighborhood = job->neighborhood};
     for (int64_t n = 0; n < sequence->kv_len * problem->dim; n++)
         work->dk[n] = 0;
     for (int64_t n = 0; n < sequence->kv_len * problem->dim_v; n++)
@@ -141,6 +145,8 @@ static void backward_head(const struct backward_job *job, const struct sequence 
                 row.indices = (const int32_t *)blocks->indices.host + list * blocks->topk;
                 row.count = ((const int32_t *)blocks->counts.host)[list];
                 row.block = blocks->block;
+                row.mask = blocks->mask;
+                if (blocks->mask) row.cut = (const unsigned char *)blocks->mask->cut.host + list * blocks->topk;
             }
             backward_row(job, &row, work);
         }

@@ -51,7 +51,10 @@ void forward_tile_ref(const struct forward_job *job, const struct forward_tile *
                           .k = job->k,
                           .indices = tile->indices,
                           .count = tile->count,
-                          .block = job->blocks ? job->blocks->block : DENSE_BLOCK};
+                          .block = job->blocks ? job->blocks->block : DENSE_BLOCK,
+                          .mask = job->blocks ? job->blocks->mask : NULL,
+                          .cut = tile->cut,
+                          .neighborhood = job->neighborhood};
     for (row.i = tile->row; row.i < tile->row + tile->rows; row.i++)
         for (row.head = tile->head; row.head < tile->head + tile->heads; row.head++)
             forward_row(job, &row, &keys, out);

@@ -229,15 +229,15 @@ static clattn_status cpu_finish(clattn_context *context, const clattn_sync *sync
     return CLATTN_SUCCESS;
 }
 
-#define CPU_BACKEND(ID, OPEN)                                                                                  \
+#define CPU_BACKEND(ID, IS_REFERENCE, OPEN)                                                                    \
     {                                                                                                          \
-        .id = ID, .host_memory = true, .has_options = true, .open = OPEN, .close = cpu_close,                  \
-        .describe = cpu_describe, .storage_create = cpu_storage_create,                                        \
+        .id = ID, .host_memory = true, .has_options = true, .knows_neighborhoods = IS_REFERENCE, .open = OPEN, \
+        .close = cpu_close, .describe = cpu_describe, .storage_create = cpu_storage_create,                    \
         .storage_release = cpu_storage_release, .storage_write = cpu_storage_write,                            \
         .storage_read = cpu_storage_read, .tensor_upload = cpu_tensor_copy,                                    \
         .tensor_download = cpu_tensor_copy, .finish = cpu_finish, .pyramid_build = cpu_pyramid_build,          \
-        .select = cpu_select, .forward = cpu_forward, .backward = cpu_backward,                                \
+        .select = cpu_select, .forward = cpu_forward, .gather = cpu_gather, .backward = cpu_backward,          \
     }
 
-const struct backend backend_reference = CPU_BACKEND(CLATTN_BACKEND_REFERENCE, reference_open);
-const struct backend backend_cpu = CPU_BACKEND(CLATTN_BACKEND_CPU, cpu_open);
+const struct backend backend_reference = CPU_BACKEND(CLATTN_BACKEND_REFERENCE, true, reference_open);
+const struct backend backend_cpu = CPU_BACKEND(CLATTN_BACKEND_CPU, false, cpu_open);

@@ -34,6 +34,7 @@ struct forward_tile {
     int32_t rows, head, heads;
     const int32_t *indices; /* [count] ascending blocks; NULL: all keys */
     int32_t count;
+    const unsigned char *cut; /* [count] blocks that need the element mask; NULL: the list has none */
 };
 
 /* Attention of one tile: writes out and lse. scratch: forward_scratch bytes of this thread, 64-byte aligned. */
@@ -76,6 +77,7 @@ clattn_status cpu_pyramid_build(clattn_context *context, const struct pyramid_jo
 clattn_status cpu_select(clattn_context *context, const struct select_job *job);
 clattn_status cpu_forward(clattn_context *context, const struct forward_job *job);
 
+clattn_status cpu_gather(clattn_context *context, const struct gather_job *job);
 clattn_status cpu_backward(clattn_context *context, const struct backward_job *job);
 
 int cpu_threads(const clattn_context *context); /* that a parallel region of this context uses */

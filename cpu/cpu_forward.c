@@ -49,6 +49,7 @@ static bool tile_of(const struct forward_job *job, const struct tiling *tiling, 
         int64_t list = (sequence->list_row + list_row) * blocks->heads + list_head;
         tile->indices = (const int32_t *)blocks->indices.host + list * blocks->topk;
         tile->count = ((const int32_t *)blocks->counts.host)[list];
+        if (blocks->mask) tile->cut = (const unsigned char *)blocks->mask->cut.host + list * blocks->topk;
         int64_t available = ceil_div(sequence->kv_len, blocks->block);
         while (tile->count > 0 && tile->indices[tile->count - 1] >= available)
             tile->count--; /* a list that was selected on more keys than these */
@@ -56,11 +57,11 @@ static bool tile_of(const struct forward_job *job, const struct tiling *tiling, 
     return true;
 }
 
-/* The kernels of this job. Options are the reference's alone. */
+/* The kernels of this job. Options and element masks are the reference's alone. */
 static struct cpu_kernels kernels_for(clattn_context *context, const struct forward_job *job)
 {
     struct cpu_kernels kernels = *cpu_kernels_of(context);
-    if (has_options(&job->problem->options)) cpu_install_ref(&kernels);
+    if (has_options(&job->problem->options) || (job->blocks && job->blocks->mask)) cpu_install_ref(&kernels);
     return kernels;
 }
 

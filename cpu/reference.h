@@ -23,7 +23,11 @@ struct row_job {
     int32_t head;           /* query head */
     const int32_t *indices; /* [count] ascending blocks; NULL: all keys */
     int32_t count;
-    int32_t block; /* keys per block */
+    int32_t block;                   /* keys per block */
+    const struct element_mask *mask; /* of the list; NULL: none */
+    const unsigned char *cut;        /* [count] */
+    const clattn_neighborhood
+        *neighborhood; /* the keys are this one's, then the extra ones; NULL: the list's */
 };
 
 /* The keys that a row attends to. */

@@ -7,6 +7,8 @@
 
 #include "reference.h"
 
+#include "neighborhood.h"
+
 #include <math.h>
 
 int64_t row_keys_max(const struct problem *problem, const clattn_blocks *blocks)
@@ -31,20 +33,62 @@ double option_element(const clattn_tensor *tensor, const struct sequence *sequen
     return load_element(tensor_row(tensor, batch, row, head), CLATTN_FLOAT32, 0);
 }
 
-/* Listed keys first .. end - 1 of a row, in order. */
-static void row_keys(const struct row_job *job, int64_t first, int64_t end, struct row_keys *keys)
+/* Is key j in the row's window on every axis? */
+static bool in_window(const struct row_job *job, int64_t j)
 {
-    keys->count = 0;
-    if (!job->indices) {
-        for (int64_t j = first; j < end; j++)
-            keys->index[keys->count++] = j;
-        return;
-    }
+    const int32_t *window =
+        (const int32_t *)job->mask->window.host + (job->sequence->q_row + job->i) * 2 * AXES;
+    const int32_t *coordinate = (const int32_t *)job->mask->coordinate.host + (job->sequence->k_row + j) * AXES;
+    for (int a = 0; a < AXES; a++)
+        if (coordinate[a] < window[2 * a] || coordinate[a] >= window[2 * a + 1]) return false;
+    return true;
+}
+
+/* Listed keys first .. end - 1 of a row, in order. */
+static void listed_keys(const struct row_job *job, int64_t first, int64_t end, struct row_keys *keys)
+{
     for (int32_t n = 0; n < job->count; n++) {
         int64_t block_first = (int64_t)job->indices[n] * job->block;
         for (int64_t j = MAX(block_first, first); j < MIN(block_first + job->block, end); j++)
-            keys->index[keys->count++] = j;
+            if (!job->cut || !job->cut[n] || in_window(job, j)) keys->index[keys->count++] = j;
     }
+}
+
+/* Keys of a neighborhood as its definition has them, then the extra keys. */
+static void neighborhood_keys(const struct row_job *job, struct row_keys *keys)
+{
+    const clattn_neighborhood *plan = job->neighborhood;
+    struct range range[AXES];
+    int32_t residue[AXES];
+    int64_t token = job->i;
+    for (int a = AXES - 1; a >= 0; a--) {
+        int32_t x = (int32_t)(token % plan->axis[a].length);
+        residue[a] = x % plan->axis[a].dilation;
+        range[a] = window_keys(&plan->axis[a], residue[a], x / plan->axis[a].dilation);
+        token /= plan->axis[a].length;
+    }
+    for (int32_t x = range[0].lo; x < range[0].hi; x++)
+        for (int32_t y = range[1].lo; y < range[1].hi; y++)
+            for (int32_t z = range[2].lo; z < range[2].hi; z++) {
+                int64_t j = (int64_t)x * plan->axis[0].dilation + residue[0];
+                j = j * plan->axis[1].length + (int64_t)y * plan->axis[1].dilation + residue[1];
+                keys->index[keys->count++] =
+                    j * plan->axis[2].length + (int64_t)z * plan->axis[2].dilation + residue[2];
+            }
+    for (int64_t n = 0; n < plan->extra_len; n++)
+        keys->index[keys->count++] = plan->tokens + n;
+}
+
+static void row_keys(const struct row_job *job, int64_t first, int64_t end, struct row_keys *keys)
+{
+    keys->count = 0;
+    if (job->neighborhood)
+        neighborhood_keys(job, keys);
+    else if (job->indices)
+        listed_keys(job, first, end, keys);
+    else
+        for (int64_t j = first; j < end; j++)
+            keys->index[keys->count++] = j;
 }
 
 void row_scores(const struct row_job *job, struct row_keys *keys)

@@ -437,6 +437,108 @@ CLATTN_API clattn_status clattn_attention_backward(clattn_context *context, cons
                                                    const clattn_tensor *lse, const clattn_gradients *gradients,
                                                    const clattn_sync *sync);
 
+/* ---- neighborhood attention ----------------------------------------------------------------------------------------- */
+
+/* Neighborhood attention over a layout of one, two or three axes: tokens are in row-major order, the first axis slowest,
+ * so a tensor is [batch][product of lengths][heads][dim]. Along each axis, with r = x mod dilation, i = x / dilation and
+ * Lr coordinates in the class of r:
+ *
+ *   not causal: lead = min(i/stride*stride + stride/2, Lr-1);     lo = clamp(lead - window/2, 0, Lr-window); hi = lo + window
+ *   causal:     lead = min(i/stride*stride + stride - 1, Lr-1);   lo = max(lead - window + 1, 0);            hi = i + 1
+ *
+ * A query attends to a key iff on every axis both have the same r and lo <= i of the key < hi. Windows shift at the
+ * borders and never shrink; window = length without causality is full attention.
+ * Source: Generalized Neighborhood Attention (NATTEN). */
+typedef struct clattn_neighborhood_desc {
+    size_t size;           /* sizeof(clattn_neighborhood_desc), set by the initialiser */
+    int32_t axes;          /* 1, 2 or 3 */
+    int32_t length[3];     /* at least 2 */
+    int32_t window[3];     /* at least 2, window * dilation <= length */
+    int32_t stride[3];     /* 1 .. window; default 1 */
+    int32_t dilation[3];   /* default 1 */
+    int32_t causal[3];     /* default 0 */
+    int32_t q_tile[3];     /* tile shapes; all 0 (default): the best shape is searched. Tokens of a key tile: 16, 32, 64 */
+    int32_t kv_tile[3];    /* or 128; of a query tile: 1 to 256 */
+} clattn_neighborhood_desc;
+
+#define CLATTN_NEIGHBORHOOD_DESC_INIT                                                                                \
+    {                                                                                                                \
+        sizeof(clattn_neighborhood_desc), 1, {0, 0, 0}, {0, 0, 0}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}, {0, 0, 0},       \
+        {                                                                                                            \
+            0, 0, 0                                                                                                  \
+        }                                                                                                            \
+    }
+
+/* Which keys a query sees along one axis, and which queries see a key: coordinates first, first + dilation ... before
+ * end. Pure arithmetic. Errors: INVALID_ARGUMENT (the desc breaks a rule, axis or coordinate out of range). */
+CLATTN_API clattn_status clattn_neighborhood_keys(const clattn_neighborhood_desc *desc, int axis, int32_t query,
+                                                  int32_t *first, int32_t *end);
+CLATTN_API clattn_status clattn_neighborhood_queries(const clattn_neighborhood_desc *desc, int axis, int32_t key,
+                                                     int32_t *first, int32_t *end);
+
+/* What tiles make of a neighborhood. */
+typedef struct clattn_neighborhood_analysis {
+    size_t size;            /* sizeof(clattn_neighborhood_analysis), set by the caller */
+    int32_t q_tile[3], kv_tile[3];
+    double tokens;
+    double connections;     /* (query, key) pairs that attend */
+    double sparsity;        /* 1 - connections / tokens^2 */
+    double ideal_speedup;   /* tokens^2 / connections */
+    double tile_pairs;      /* tiles visited */
+    double bound_speedup;   /* prod ceil(length/q_tile) * prod ceil(length/kv_tile) / tile_pairs */
+    double waste;           /* share of the computed pairs that are masked out */
+    int perfect;            /* block-sparse without any mask: every query of a tile has the same window, made of whole tiles */
+} clattn_neighborhood_analysis;
+
+/* Analyses a desc with its tiles; where they are 0, the best ones are searched (bound_speedup, then perfect, then fewer
+ * wasted pairs). Cost: microseconds a tile shape; the tokens are not visited. */
+CLATTN_API clattn_status clattn_neighborhood_analyse(const clattn_neighborhood_desc *desc,
+                                                     clattn_neighborhood_analysis *analysis);
+
+/* A plan: permutation of tokens into tiles, block lists, element masks. May be used for any number of calls. */
+typedef struct clattn_neighborhood clattn_neighborhood;
+
+/* extra_len: keys besides those of the layout that every query sees, 0 for none.
+ * Errors: INVALID_ARGUMENT (names the rule), OUT_OF_MEMORY, OpenCL's. */
+CLATTN_API clattn_status clattn_neighborhood_create(clattn_context *context, const clattn_neighborhood_desc *desc,
+                                                    int64_t extra_len, clattn_neighborhood **neighborhood);
+CLATTN_API void clattn_neighborhood_release(clattn_context *context, clattn_neighborhood *neighborhood);
+
+typedef enum clattn_tiles { CLATTN_TILES_Q = 0, CLATTN_TILES_KV = 1 } clattn_tiles;
+
+/* Rows of a tensor in tile order; more than the tokens where tiles reach over an end. */
+CLATTN_API int64_t clattn_neighborhood_rows(const clattn_neighborhood *neighborhood, clattn_tiles tiles);
+
+/* Tokens [batch][tokens][heads][dim] into tile order [batch][rows][heads][dim] (rows without a token become zero), and
+ * back, bit for bit. Same dtype, any strides. */
+CLATTN_API clattn_status clattn_neighborhood_permute(clattn_context *context, const clattn_neighborhood *neighborhood,
+                                                     clattn_tiles tiles, const clattn_tensor *from, clattn_tensor *to,
+                                                     const clattn_sync *sync);
+CLATTN_API clattn_status clattn_neighborhood_unpermute(clattn_context *context, const clattn_neighborhood *neighborhood,
+                                                       clattn_tiles tiles, const clattn_tensor *from, clattn_tensor *to,
+                                                       const clattn_sync *sync);
+
+/* Attention of every token to its neighborhood and to the extra keys, one softmax over both.
+ *
+ * scale  CLATTN_SCALE_DEFAULT or a finite number
+ * q, out, lse [batch][tokens][q_heads][...], k, v [batch][tokens][kv_heads][...]   as clattn_attention; lse may be NULL
+ * extra_k, extra_v [batch][extra_len][kv_heads][...]                               NULL exactly when extra_len is 0 */
+CLATTN_API clattn_status clattn_neighborhood_forward(clattn_context *context, const clattn_neighborhood *neighborhood,
+                                                     float scale, const clattn_tensor *q, const clattn_tensor *k,
+                                                     const clattn_tensor *v, const clattn_tensor *extra_k,
+                                                     const clattn_tensor *extra_v, clattn_tensor *out,
+                                                     clattn_tensor *lse, const clattn_sync *sync);
+
+/* Its gradients. dextra_k, dextra_v: NULL exactly when extra_len is 0. gradients: dout, dlse, dq, dk, dv as in
+ * clattn_attention_backward, all three results given; accumulate, compensation, dsink and dbias must be 0. */
+CLATTN_API clattn_status clattn_neighborhood_backward(clattn_context *context, const clattn_neighborhood *neighborhood,
+                                                      float scale, const clattn_tensor *q, const clattn_tensor *k,
+                                                      const clattn_tensor *v, const clattn_tensor *extra_k,
+                                                      const clattn_tensor *extra_v, const clattn_tensor *out,
+                                                      const clattn_tensor *lse, const clattn_gradients *gradients,
+                                                      clattn_tensor *dextra_k, clattn_tensor *dextra_v,
+                                                      const clattn_sync *sync);
+
 #ifdef __cplusplus
 }
 #endif

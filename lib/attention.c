@@ -12,14 +12,14 @@ static clattn_status forward_run(clattn_context *context, const struct problem *
     if (has_options(&problem->options) && !context->backend->has_options)
         return fail(context, CLATTN_INVALID_ARGUMENT,
                     "softcap, window, sink, bias and int8 keys need a CPU context");
-    struct forward_job job = {problem,
-                              &stage->q.device,
-                              &stage->k.device,
-                              &stage->v.device,
-                              blocks,
-                              &stage->out.device,
-                              has_lse ? &stage->lse.device : NULL,
-                              sync};
+    struct forward_job job = {.problem = problem,
+                              .q = &stage->q.device,
+                              .k = &stage->k.device,
+                              .v = &stage->v.device,
+                              .blocks = blocks,
+                              .out = &stage->out.device,
+                              .lse = has_lse ? &stage->lse.device : NULL,
+                              .sync = sync};
     clattn_status status = context->backend->forward(context, &job);
     if (!status && sync && (stage->out.host || stage->lse.host))
         status = context->backend->finish(context, sync);

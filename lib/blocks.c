@@ -188,6 +188,12 @@ void clattn_blocks_release(clattn_context *context, clattn_blocks *blocks)
     if (!context || !blocks) return;
     context->backend->storage_release(context, &blocks->indices);
     context->backend->storage_release(context, &blocks->counts);
+    if (blocks->mask) {
+        context->backend->storage_release(context, &blocks->mask->cut);
+        context->backend->storage_release(context, &blocks->mask->window);
+        context->backend->storage_release(context, &blocks->mask->coordinate);
+    }
+    free(blocks->mask);
     free(blocks->row_max);
     free(blocks);
 }

@@ -59,6 +59,7 @@ clattn_status fail(clattn_context *context, clattn_status status, const char *fo
 {
     char text[sizeof context->error];
     va_list list;
+    if (!context) return status; /* pure arithmetic of a caller without a context */
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);

@@ -37,7 +37,8 @@ struct clattn_context {
     clattn_stats stats;
 };
 
-/* Records the detail of an error and returns `status`: `return fail(context, CLATTN_INVALID_SHAPE, "q.dim is %d
+/* Records the detail of an error (context NULL: nowhere) and returns `status`: `return fail(context,
+ * CLATTN_INVALID_SHAPE, "q.dim is %d
  * ...")`. */
 clattn_status fail(clattn_context *context, clattn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -179,12 +180,21 @@ bool pyramid_fits(const clattn_pyramid *pyramid, const struct problem *problem, 
 
 enum { DENSE_BLOCK = 64 }; /* keys that share a bias when there is no list */
 
+/* Which elements of cut blocks are connected: on every axis, the key's coordinate lies in the query's window.
+ * Tables are indexed by the tensors' rows. */
+struct element_mask {
+    struct storage cut;        /* [list rows][topk] uint8: 1 where the block needs the mask */
+    struct storage window;     /* [q rows][3][2] int32 lo, hi */
+    struct storage coordinate; /* [kv rows][3] int32; -1 is in no window */
+};
+
 struct clattn_blocks {
     int32_t block, q_block, heads, topk;
     int64_t rows;
-    struct storage indices; /* [rows][heads][topk] int32 */
-    struct storage counts;  /* [rows][heads] int32 */
-    int32_t *row_max;       /* [rows] greatest index, for lists of the caller; NULL: made by a selector */
+    struct storage indices;    /* [rows][heads][topk] int32 */
+    struct storage counts;     /* [rows][heads] int32 */
+    int32_t *row_max;          /* [rows] greatest index, for lists of the caller; NULL: made by a selector */
+    struct element_mask *mask; /* NULL: every listed element is connected. Needs heads = 1 */
 };
 
 clattn_status blocks_new(clattn_context *context, const clattn_blocks_desc *desc, clattn_blocks **blocks);
@@ -213,6 +223,17 @@ struct forward_job {
     const clattn_tensor *q, *k, *v;
     const clattn_blocks *blocks;    /* NULL: all keys */
     const clattn_tensor *out, *lse; /* lse may be NULL */
+    const clattn_neighborhood
+        *neighborhood; /* reference only: k is [layout's tokens, extra keys]; NULL: blocks */
+    const clattn_sync *sync;
+};
+
+/* Rows moved: to[b][n] = sum over terms t of rows index[n][t] of `from`, of `more` (NULL: none) when the index
+ * is from->len or above, or of nothing when it is -1. Terms are added in order, in float32. */
+struct gather_job {
+    const clattn_tensor *from, *more, *to;
+    const struct storage *index; /* [to->len][terms] int64 */
+    int32_t terms;
     const clattn_sync *sync;
 };
 
@@ -226,6 +247,7 @@ struct backward_job {
     const clattn_tensor *dsink, *dbias; /* may be NULL */
     bool accumulate;
     float compensation;
+    const clattn_neighborhood *neighborhood; /* as in struct forward_job */
     const clattn_sync *sync;
 };
 
@@ -233,8 +255,9 @@ struct backward_job {
 
 struct backend {
     clattn_backend id;
-    bool host_memory; /* computes on host tensors directly */
-    bool has_options; /* forward knows struct options */
+    bool host_memory;         /* computes on host tensors directly */
+    bool has_options;         /* forward knows struct options */
+    bool knows_neighborhoods; /* forward and backward take them as they are, without tiles */
     clattn_status (*open)(clattn_context *context, const clattn_context_desc *desc);
     void (*close)(clattn_context *context);
     clattn_status (*describe)(clattn_context *context, clattn_device_info *info);
@@ -253,6 +276,7 @@ struct backend {
     clattn_status (*pyramid_build)(clattn_context *context, const struct pyramid_job *job);
     clattn_status (*select)(clattn_context *context, const struct select_job *job);
     clattn_status (*forward)(clattn_context *context, const struct forward_job *job);
+    clattn_status (*gather)(clattn_context *context, const struct gather_job *job);     /* NULL: it has none */
     clattn_status (*backward)(clattn_context *context, const struct backward_job *job); /* NULL: it has none */
 };
 
