@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT */
+#include "config.h"
+
+#include "check.h"
+
+#include "device.h"
+#include "program.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct query_place check_problem_place(const struct check_problem *problem, int64_t b, int64_t i)
+{
+    const struct check_case *s = problem->shape;
+    struct query_place place = {i + s->kv_len - s->q_len, s->kv_len, b * s->kv_len};
+    for (int32_t n = 0; n < s->sequences; n++) {
+        if (i < s->cu_q[n] || i >= s->cu_q[n + 1]) continue;
+        place.keys = s->cu_k[n + 1] - s->cu_k[n];
+        place.key_base = s->cu_k[n];
+        place.position = i - s->cu_q[n] + place.keys - (s->cu_q[n + 1] - s->cu_q[n]);
+    }
+    return place;
+}
+
+int64_t check_problem_keys(const struct check_problem *problem, struct query_place place, const int32_t *list)
+{
+    const struct check_case *s = problem->shape;
+    int64_t visible = place.keys, keys = 0;
+    if (s->causal && place.position + 1 < visible) visible = place.position + 1;
+    if (visible < 0) visible = 0;
+    if (!list) return visible;
+    for (int32_t n = 0; n < s->topk && list[n] >= 0; n++) {
+        int64_t begin = (int64_t)list[n] * s->leaf, end = begin + s->leaf;
+        if (end > visible) end = visible;
+        if (end > begin) keys += end - begin;
+    }
+    return keys;
+}
+
+static void compare_lists(const struct check_problem *problem, const int32_t *lists,
+                          struct check_result *result)
+{
+    const struct check_case *s = problem->shape;
+    for (int64_t b = 0; b < s->batch; b++)
+        for (int64_t i = 0; i < s->q_len; i++)
+            for (int64_t g = 0; g < s->kv_heads; g++) {
+                size_t at = (size_t)(((b * s->q_len + i) * s->kv_heads + g) * s->topk);
+                if (memcmp(lists + at, problem->lists + at, (size_t)s->topk * sizeof *lists) == 0) continue;
+                struct select_gap decided = select_gap(problem, b, i, g);
+                if (decided.gap > decided.error)
+                    result->lists_wrong++;
+                else
+                    result->lists_tied++;
+            }
+}
+
+static void compare_numbers(const struct check_problem *problem, const struct job *job,
+                            struct comparison *comparison)
+{
+    const struct check_case *s = problem->shape;
+    const int32_t group = s->q_heads / s->kv_heads;
+    for (int64_t b = 0; b < s->batch; b++)
+        for (int64_t i = 0; i < s->q_len; i++) {
+            struct query_place place = check_problem_place(problem, b, i);
+            for (int64_t h = 0; h < s->q_heads; h++) {
+                int64_t row = (b * s->q_len + i) * s->q_heads + h;
+                int64_t list = ((b * s->q_len + i) * s->kv_heads + h / group) * s->topk;
+                struct oracle_row oracle = {
+                    problem->reference.out + row * s->dim_v, problem->abs_out + row * s->dim_v,
+                    problem->reference.lse[row],
+                    check_problem_keys(problem, place, problem->lists ? problem->lists + list : NULL)};
+                compare_row(comparison, &oracle, problem->dtype, s->dim_v, job->out + row * s->dim_v,
+                            job->lse[row]);
+            }
+        }
+}
+
+/* Where lists differ, attention is compared over the reference's. */
+static int attend_again(const struct check_problem *problem, struct job *job)
+{
+    const struct check_case *s = problem->shape;
+    clattn_context *context = job->context;
+    clattn_blocks_desc desc = CLATTN_BLOCKS_DESC_INIT;
+    desc.block = s->leaf;
+    desc.rows = (int64_t)s->batch * s->q_len;
+    desc.heads = s->kv_heads;
+    desc.topk = s->topk;
+    job_release(job);
+    free(job->out);
+    free(job->lse);
+    if (!check_problem_job(problem, context, job)) return STATUS_FAILED;
+    clattn_status status = clattn_blocks_create(context, &desc, problem->lists, &job->blocks);
+    if (status == CLATTN_SUCCESS) return job_run(job);
+    device_error(context, status, "block lists");
+    return STATUS_FAILED;
+}
+
+static int check_lists(const struct check_problem *problem, struct job *job, struct check_result *result)
+{
+    const struct check_case *s = problem->shape;
+    if (!problem->lists) return STATUS_OK;
+    size_t entries = (size_t)s->batch * (size_t)s->q_len * (size_t)s->kv_heads * (size_t)s->topk;
+    int32_t *lists = malloc(entries * sizeof *lists);
+    if (!lists) return STATUS_FAILED;
+    clattn_status status = clattn_blocks_read(job->context, job->blocks, lists, NULL);
+    if (status == CLATTN_SUCCESS)
+        compare_lists(problem, lists, result);
+    else
+        device_error(job->context, status, "reading the block lists");
+    free(lists);
+    if (status != CLATTN_SUCCESS) return STATUS_FAILED;
+    return result->lists_wrong + result->lists_tied > 0 ? attend_again(problem, job) : STATUS_OK;
+}
+
+int check_problem_compare(const struct check_problem *problem, clattn_context *context,
+                          struct check_result *result)
+{
+    struct job job;
+    memset(result, 0, sizeof *result);
+    int status = check_problem_job(problem, context, &job) ? job_run(&job) : STATUS_FAILED;
+    if (status == STATUS_OK) status = check_lists(problem, &job, result);
+    if (status == STATUS_OK) compare_numbers(problem, &job, &result->numbers);
+    job_release(&job);
+    free(job.out);
+    free(job.lse);
+    return status;
+}
