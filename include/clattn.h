@@ -360,7 +360,7 @@ typedef struct clattn_blocks_desc {
 /* Makes a block list from the caller's indices [rows][heads][topk] in host memory, which is copied. Entries may stand in
  * any order; -1 entries are skipped; duplicates are removed; the stored list is ascending. Indices that no sequence can
  * have are found when the list is used: INVALID_BLOCKS, nothing is computed.
- * Errors: INVALID_ARGUMENT, INVALID_BLOCKS (an index below -1), SIZE_OVERFLOW, OUT_OF_MEMORY, OpenCL's. */
+ * Errors: INVALID_ARGUMENT, INVALID_SHAPE, INVALID_BLOCKS (an index below -1), SIZE_OVERFLOW, OUT_OF_MEMORY, OpenCL's. */
 CLATTN_API clattn_status clattn_blocks_create(clattn_context *context, const clattn_blocks_desc *desc,
                                               const int32_t *indices, clattn_blocks **blocks);
 
