@@ -73,9 +73,9 @@ static void give(const struct backward_job *job, const struct row_job *row, int6
     const struct sequence *sequence = row->sequence;
     int64_t end = visible_keys(problem, sequence, row->i);
     double factor = 1;
-    for (int64_t to = j; to < end; to += row->block, factor = job->compensation) {
+    for (int64_t to = j; to < end; to += row->key_blocks.block, factor = job->compensation) {
         for (int32_t n = 0; n < row->count && to > j; n++)
-            if (row->indices[n] == to / row->block) return;
+            if (row->indices[n] == key_block_at(&row->key_blocks, to)) return;
         for (int32_t d = 0; d < problem->dim_v; d++)
             work->dv[to * problem->dim_v + d] +=
                 factor * p * element(job->dout, sequence, sequence->q_row + row->i, row->head, d);
@@ -112,7 +112,7 @@ static void backward_row(const struct backward_job *job, const struct row_job *r
         for (int32_t d = 0; d < problem->dim; d++)
             work->dq[d] += dx * element(job->k, sequence, sequence->k_row + j, kv_head, d);
         if (job->dk) give(job, row, j, p, dx, work);
-        if (job->dbias) emit_option(job->dbias, sequence, j / row->block, row->head, ds);
+        if (job->dbias) emit_option(job->dbias, sequence, key_block_at(&row->key_blocks, j), row->head, ds);
     }
     if (job->dsink && lse != -INFINITY)
         emit_option(job->dsink, sequence, 0, row->head,
@@ -131,7 +131,7 @@ static void backward_head(const struct backward_job *job, const struct sequence 
                           .sequence = sequence,
                           .q = job->q,
                           .k = job->k,
-                          .block = DENSE_BLOCK,
+                          .key_blocks = key_blocks_listed(blocks, sequence),
                           .neighborhood = job->neighborhood};
     for (int64_t n = 0; n < sequence->kv_len * problem->dim; n++)
         work->dk[n] = 0;
@@ -144,7 +144,6 @@ static void backward_head(const struct backward_job *job, const struct sequence 
                 int64_t list = (sequence->list_row + row.i / blocks->q_block) * blocks->heads + list_head;
                 row.indices = (const int32_t *)blocks->indices.host + list * blocks->topk;
                 row.count = ((const int32_t *)blocks->counts.host)[list];
-                row.block = blocks->block;
                 row.mask = blocks->mask;
                 if (blocks->mask) row.cut = (const unsigned char *)blocks->mask->cut.host + list * blocks->topk;
             }

@@ -51,7 +51,7 @@ void forward_tile_ref(const struct forward_job *job, const struct forward_tile *
                           .k = job->k,
                           .indices = tile->indices,
                           .count = tile->count,
-                          .block = job->blocks ? job->blocks->block : DENSE_BLOCK,
+                          .key_blocks = key_blocks_listed(job->blocks, tile->sequence),
                           .mask = job->blocks ? job->blocks->mask : NULL,
                           .cut = tile->cut,
                           .neighborhood = job->neighborhood};

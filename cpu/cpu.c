@@ -3,7 +3,7 @@
 
 #include "config.h"
 
-#include "cpu.h"
+#include "reference.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -219,7 +219,8 @@ static clattn_status cpu_tensor_copy(clattn_context *context, const clattn_tenso
 
 clattn_status cpu_backward(clattn_context *context, const struct backward_job *job)
 {
-    return cpu_kernels_of(context)->backward(context, job);
+    bool starts = job->blocks && job->blocks->starts; /* boundaries of the caller are the reference's alone */
+    return (starts ? backward_ref : cpu_kernels_of(context)->backward)(context, job);
 }
 
 static clattn_status cpu_finish(clattn_context *context, const clattn_sync *sync)
@@ -231,12 +232,13 @@ static clattn_status cpu_finish(clattn_context *context, const clattn_sync *sync
 
 #define CPU_BACKEND(ID, IS_REFERENCE, OPEN)                                                                    \
     {                                                                                                          \
-        .id = ID, .host_memory = true, .has_options = true, .knows_neighborhoods = IS_REFERENCE, .open = OPEN, \
-        .close = cpu_close, .describe = cpu_describe, .storage_create = cpu_storage_create,                    \
-        .storage_release = cpu_storage_release, .storage_write = cpu_storage_write,                            \
-        .storage_read = cpu_storage_read, .tensor_upload = cpu_tensor_copy,                                    \
-        .tensor_download = cpu_tensor_copy, .finish = cpu_finish, .pyramid_build = cpu_pyramid_build,          \
-        .select = cpu_select, .forward = cpu_forward, .gather = cpu_gather, .backward = cpu_backward,          \
+        .id = ID, .host_memory = true, .has_options = true, .block_starts = true,                              \
+        .knows_neighborhoods = IS_REFERENCE, .open = OPEN, .close = cpu_close, .describe = cpu_describe,       \
+        .storage_create = cpu_storage_create, .storage_release = cpu_storage_release,                          \
+        .storage_write = cpu_storage_write, .storage_read = cpu_storage_read,                                  \
+        .tensor_upload = cpu_tensor_copy, .tensor_download = cpu_tensor_copy, .finish = cpu_finish,            \
+        .pyramid_build = cpu_pyramid_build, .select = cpu_select, .forward = cpu_forward,                      \
+        .gather = cpu_gather, .backward = cpu_backward,                                                        \
     }
 
 const struct backend backend_reference = CPU_BACKEND(CLATTN_BACKEND_REFERENCE, true, reference_open);

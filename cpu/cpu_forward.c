@@ -5,6 +5,8 @@
 
 #include "cpu.h"
 
+#include "key_blocks.h"
+
 #include <stdlib.h>
 
 /* How rows and heads are cut. Heads that share a list and a key head form one tile. */
@@ -50,18 +52,20 @@ static bool tile_of(const struct forward_job *job, const struct tiling *tiling, 
         tile->indices = (const int32_t *)blocks->indices.host + list * blocks->topk;
         tile->count = ((const int32_t *)blocks->counts.host)[list];
         if (blocks->mask) tile->cut = (const unsigned char *)blocks->mask->cut.host + list * blocks->topk;
-        int64_t available = ceil_div(sequence->kv_len, blocks->block);
+        int64_t available = key_blocks_listed(blocks, sequence).count;
         while (tile->count > 0 && tile->indices[tile->count - 1] >= available)
             tile->count--; /* a list that was selected on more keys than these */
     }
     return true;
 }
 
-/* The kernels of this job. Options and element masks are the reference's alone. */
+/* The kernels of this job. Options, element masks and block boundaries of the caller are the reference's alone.
+ */
 static struct cpu_kernels kernels_for(clattn_context *context, const struct forward_job *job)
 {
     struct cpu_kernels kernels = *cpu_kernels_of(context);
-    if (has_options(&job->problem->options) || (job->blocks && job->blocks->mask)) cpu_install_ref(&kernels);
+    if (has_options(&job->problem->options) || (job->blocks && (job->blocks->mask || job->blocks->starts)))
+        cpu_install_ref(&kernels);
     return kernels;
 }
 

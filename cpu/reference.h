@@ -6,6 +6,8 @@
 
 #include "cpu.h"
 
+#include "key_blocks.h"
+
 pyramid_leaf_function pyramid_leaf_ref;
 pyramid_join_function pyramid_join_ref;
 select_row_function select_row_ref;
@@ -23,7 +25,7 @@ struct row_job {
     int32_t head;           /* query head */
     const int32_t *indices; /* [count] ascending blocks; NULL: all keys */
     int32_t count;
-    int32_t block;                   /* keys per block */
+    struct key_blocks key_blocks;    /* of the sequence */
     const struct element_mask *mask; /* of the list; NULL: none */
     const unsigned char *cut;        /* [count] */
     const clattn_neighborhood

@@ -13,7 +13,8 @@
 
 int64_t row_keys_max(const struct problem *problem, const clattn_blocks *blocks)
 {
-    return blocks ? MIN(problem->kv_len_max, (int64_t)blocks->topk * blocks->block) : problem->kv_len_max;
+    bool equal = blocks && !blocks->starts;
+    return equal ? MIN(problem->kv_len_max, (int64_t)blocks->topk * blocks->block) : problem->kv_len_max;
 }
 
 double key_element(const struct problem *problem, const clattn_tensor *tensor, const clattn_tensor *scales,
@@ -48,8 +49,9 @@ static bool in_window(const struct row_job *job, int64_t j)
 static void listed_keys(const struct row_job *job, int64_t first, int64_t end, struct row_keys *keys)
 {
     for (int32_t n = 0; n < job->count; n++) {
-        int64_t block_first = (int64_t)job->indices[n] * job->block;
-        for (int64_t j = MAX(block_first, first); j < MIN(block_first + job->block, end); j++)
+        int64_t block_first = key_block_first(&job->key_blocks, job->indices[n]);
+        int64_t block_end = key_block_end(&job->key_blocks, job->indices[n]);
+        for (int64_t j = MAX(block_first, first); j < MIN(block_end, end); j++)
             if (!job->cut || !job->cut[n] || in_window(job, j)) keys->index[keys->count++] = j;
     }
 }
@@ -114,7 +116,8 @@ void row_scores(const struct row_job *job, struct row_keys *keys)
             keys->z[n] = (double)options->softcap * bent;
             keys->slope[n] = 1 - bent * bent;
         }
-        if (options->bias) keys->z[n] += option_element(options->bias, sequence, j / job->block, job->head);
+        if (options->bias)
+            keys->z[n] += option_element(options->bias, sequence, key_block_at(&job->key_blocks, j), job->head);
     }
 }
 

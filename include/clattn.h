@@ -353,9 +353,16 @@ typedef struct clattn_blocks_desc {
     int64_t rows;           /* list rows in all */
     int32_t heads;          /* list heads */
     int32_t topk;           /* entries per list, padding included, at least 1 */
+    const int64_t *starts;  /* [start_count] block boundaries of the caller, for example of documents or functions; NULL
+                               (default): equal blocks. Block b begins at key starts[b] and ends where the next begins
+                               or the sequence ends; `block` is ignored (0 when described). Ascending, from 0, in rows
+                               of k's len dimension: all batch entries are cut alike; of packed sequences each begins a
+                               block, and its blocks are numbered from there. Starts past the last key are ignored.
+                               Copied; clattn_blocks_describe gives the list's own array */
+    int64_t start_count;
 } clattn_blocks_desc;
 
-#define CLATTN_BLOCKS_DESC_INIT {sizeof(clattn_blocks_desc), 64, 1, 0, 1, 0}
+#define CLATTN_BLOCKS_DESC_INIT {sizeof(clattn_blocks_desc), 64, 1, 0, 1, 0, NULL, 0}
 
 /* Makes a block list from the caller's indices [rows][heads][topk] in host memory, which is copied. Entries may stand in
  * any order; -1 entries are skipped; duplicates are removed; the stored list is ascending. Indices that no sequence can
@@ -380,8 +387,195 @@ CLATTN_API clattn_status clattn_blocks_describe(const clattn_blocks *blocks, cla
 CLATTN_API clattn_status clattn_blocks_read(clattn_context *context, const clattn_blocks *blocks, int32_t *indices,
                                             int32_t *counts);
 
+/* Lists of either a or b: for every query row and head the blocks that at least one of them has.
+ *
+ * a, b may differ in query rows per list row (the result has their greatest common divisor: a list per token with one per
+ * 64 tokens gives one per token), in heads (1 with kv_heads or q_heads gives the greater; both counts must divide) and in
+ * topk (the result has the longest list that occurs, at least 1). Their blocks must be the same: equal `block`, equal
+ * `starts`.
+ * attention, batch, q_len  the sequences that both were made for: their rows cannot be told from q_block alone. attention
+ *                          NULL: batch sequences of q_len query rows; packed sequences: batch and q_len are ignored
+ * Blocks until the lists are on the host. A selection (clattn_select) with a static pattern of block = leaf is the usual
+ * pair. Errors: INVALID_ARGUMENT, INVALID_BLOCKS (blocks, heads or rows do not fit), SIZE_OVERFLOW, OUT_OF_MEMORY, OpenCL's. */
+CLATTN_API clattn_status clattn_blocks_union(clattn_context *context, const clattn_attention_desc *attention,
+                                             int64_t batch, int64_t q_len, const clattn_blocks *a,
+                                             const clattn_blocks *b, clattn_blocks **result);
+
 /* Releases a block list; NULL is allowed. Enqueued work that uses it may still be running. */
 CLATTN_API void clattn_blocks_release(clattn_context *context, clattn_blocks *blocks);
+
+/* ---- static patterns ------------------------------------------------------------------------------------------------ */
+
+/* Block lists that do not depend on the data. A pattern is the union of parts; each part says which key blocks a query
+ * that stands in key block c is connected to. With M key blocks 0 .. M-1 of a sequence, h the list head:
+ *
+ *   local w              |b - c| <= w
+ *   log stride           b = c - D or b = c + D, for the distances D of the levels j = 0, 1 ...
+ *     in blocks          D = 2^j + offset[h][j],                       j <= log2 M;  left out when D < 1
+ *     in tokens          D = floor((2^j + offset[h][j]) / block),      j <= log2 N (N keys);  left out when D < 1
+ *   anchors              b is in the list (as keys); every b when c is in the list (as queries)
+ *   strided s            b - c is a multiple of s
+ *   dilated w, s         b = c + e s, |e| <= w
+ *   random r             r distinct blocks, see clattn_pattern_add_random
+ *   big bird             local w, the first g blocks as keys and as queries, random r
+ *
+ * Blocks outside of 0 .. M-1 do not exist. Causal: only b <= c is kept, and M above may count blocks that row c cannot
+ * see. Query row i stands at position t = i + kv_len - q_len, in the key block that holds key t. (Not causal: a negative
+ * t counts as 0. Causal: such a row sees nothing and stands nowhere.)
+ *
+ * A list row is q_block query rows; they may stand in several key blocks when q_block > block, or when kv_len - q_len is
+ * no multiple of block. Its list is the union over these key blocks c. So list rows with q_block = block and
+ * q_len = kv_len have c = list row, and with q_block = 1 every token has exactly its own block's list.
+ *
+ * A pattern needs no context. Functions that take it as const may run at the same time in several threads.
+ * Sources: fixed local / log-stride / anchor pattern; sparse transformers (strided); Longformer (dilated); BigBird. */
+typedef struct clattn_pattern clattn_pattern;
+
+/* Makes an empty pattern: every list is empty. Errors: INVALID_ARGUMENT, OUT_OF_MEMORY. */
+CLATTN_API clattn_status clattn_pattern_create(clattn_pattern **pattern);
+
+/* Releases a pattern; NULL is allowed. Lists made from it stay. */
+CLATTN_API void clattn_pattern_release(clattn_pattern *pattern);
+
+/* Copies the detail of the last error of this pattern's functions into `text`, at most `bytes` with the terminating
+ * zero. Returns the full length without it; 0 when nothing failed yet. */
+CLATTN_API size_t clattn_pattern_error(const clattn_pattern *pattern, char *text, size_t bytes);
+
+/* Each of these joins a part to the pattern. window, global, random >= 0; stride >= 1.
+ * Errors: INVALID_ARGUMENT, OUT_OF_MEMORY; on an error the pattern is unchanged. */
+CLATTN_API clattn_status clattn_pattern_add_local(clattn_pattern *pattern, int32_t window);
+CLATTN_API clattn_status clattn_pattern_add_strided(clattn_pattern *pattern, int32_t stride);
+CLATTN_API clattn_status clattn_pattern_add_dilated(clattn_pattern *pattern, int32_t window, int32_t stride);
+
+typedef enum clattn_log_stride {
+    CLATTN_LOG_STRIDE_BLOCKS = 0, /* distances of 2^j blocks */
+    CLATTN_LOG_STRIDE_TOKENS = 1  /* distances of 2^j tokens; those below one block are left out */
+} clattn_log_stride;
+
+/* Log stride. offsets [heads][levels] in blocks or tokens, as the form; copied. NULL (heads and levels 0): none. Levels
+ * that the array does not have are not shifted. heads is 1 (all alike) or the number of list heads.
+ * With block boundaries of the caller, `in tokens` means the block that holds the token 2^j + offset before (after) the
+ * last (first) token of block c; with equal blocks that is the same as the formula above. */
+CLATTN_API clattn_status clattn_pattern_add_log_stride(clattn_pattern *pattern, clattn_log_stride form,
+                                                       const int32_t *offsets, int32_t heads, int32_t levels);
+
+#define CLATTN_ANCHOR_FIRST 0          /* block 0 */
+#define CLATTN_ANCHOR_LAST (-1)        /* block M - 1; -2 is the one before, and so on */
+#define CLATTN_ANCHOR_MIDDLE INT32_MIN /* block M / 2 */
+
+#define CLATTN_ANCHOR_KEYS 1    /* every query sees the anchors */
+#define CLATTN_ANCHOR_QUERIES 2 /* the queries in the anchors see everything (causal: everything up to themselves) */
+
+/* Anchors [count]: block numbers, negative ones counted from the end, or the constants above; copied. Those that a
+ * sequence does not have are left out. roles: CLATTN_ANCHOR_KEYS, CLATTN_ANCHOR_QUERIES or both (global blocks).
+ * Anchors as queries make lists of M entries, and every list has room for the longest: rows * heads * M numbers. */
+CLATTN_API clattn_status clattn_pattern_add_anchors(clattn_pattern *pattern, const int32_t *anchors, int32_t count,
+                                                    int roles);
+
+/* random distinct blocks for every (h, c), drawn from 0 .. L-1 (L = c + 1 when causal, else M), all of them when there
+ * are fewer. The same on every machine:
+ *   next(x)   SplitMix64 (Steele, Lea, Flood 2014): x += 0x9e3779b97f4a7c15; z = x; z = (z ^ z >> 30) *
+ *             0xbf58476d1ce4e5b9; z = (z ^ z >> 27) * 0x94d049bb133111eb; returns z ^ z >> 31
+ *   state     x = next(next(seed) ^ h) ^ c, where next() is applied to a copy of its argument
+ *   below(n)  p = (next(x) >> 32) * n, drawn again while p mod 2^32 < 2^32 mod n; returns p >> 32 (Lemire 2019)
+ *   draws     for j = L - random .. L - 1: t = below(j + 1); take t, or j when t was taken already (Floyd 1987) */
+CLATTN_API clattn_status clattn_pattern_add_random(clattn_pattern *pattern, int32_t random, uint64_t seed);
+
+/* local `window`, the first `global` blocks as keys and as queries, and `random` blocks as above, but drawn from those
+ * that are neither in the local window nor global: the k-th of them, counted from 0, where a draw gives k. */
+CLATTN_API clattn_status clattn_pattern_add_bigbird(clattn_pattern *pattern, int32_t window, int32_t global,
+                                                    int32_t random, uint64_t seed);
+
+/* Joins all parts of `other` (copied), not its patterns of single heads. */
+CLATTN_API clattn_status clattn_pattern_add(clattn_pattern *pattern, const clattn_pattern *other);
+
+/* Gives list head `head` a pattern of its own, in place of the parts above: all parts of `own` (copied). */
+CLATTN_API clattn_status clattn_pattern_set_head(clattn_pattern *pattern, int32_t head, const clattn_pattern *own);
+
+/* Makes a pattern from text:
+ *
+ *   text     = pattern { ";" heads "=" pattern }      patterns of single heads after the one of all others
+ *   heads    = number [ "-" number ]
+ *   pattern  = part { "+" part }
+ *   part     = "local" [ ":" w ]                      w 1 when not given
+ *            | "log-stride" [ ":" form ] [ ":" offset { "," offset } ]    form: blocks (default) or tokens
+ *            | "anchors:" anchor { "," anchor }       as keys
+ *            | "anchor-queries:" anchor { "," anchor }
+ *            | "global:" anchor { "," anchor }        as keys and queries
+ *            | "strided:" s  | "dilated:" w "," s  | "random:" r [ "," seed ]
+ *            | "bigbird:" w "," g "," r [ "," seed ]  seed 0 when not given
+ *            | "dense"                                everything
+ *   anchor   = "first" | "middle" | "last" | number (negative: from the end)
+ *
+ * Blanks around the signs are allowed. Example: local:1+log-stride+anchors:first,middle,last
+ * error [error_bytes], may be NULL: receives what is wrong and at which column, always terminated.
+ * Errors: INVALID_ARGUMENT, OUT_OF_MEMORY. */
+CLATTN_API clattn_status clattn_pattern_parse(const char *text, clattn_pattern **pattern, char *error,
+                                              size_t error_bytes);
+
+/* What a pattern is applied to. */
+typedef struct clattn_pattern_shape {
+    size_t size;                  /* sizeof(clattn_pattern_shape), set by the initialiser */
+    int64_t batch, q_len, kv_len; /* sequences, query rows and keys of each (batch default 1), padding included; ignored
+                                     with packed sequences, which attention->cu_seqlens_q and _k describe */
+    int32_t heads;                /* list heads: 1 (default), kv_heads or q_heads */
+    int32_t block;                /* keys per block: 16, 32, 64 (default) or 128 */
+    int32_t q_block;              /* query rows per list row, default 64 */
+    const int64_t *starts;        /* block boundaries of the caller, see clattn_blocks_desc; NULL: equal blocks */
+    int64_t start_count;
+} clattn_pattern_shape;
+
+#define CLATTN_PATTERN_SHAPE_INIT {sizeof(clattn_pattern_shape), 1, 0, 0, 1, 64, 64, NULL, 0}
+
+/* Makes the block list of a pattern: topk is the longest list (at least 1), see clattn_blocks.
+ * attention NULL: causal. Of attention only causal, the sequences and seqused_q, seqused_k matter; list rows of padding
+ * are empty, and a window, bias and so on come on top when the list is used.
+ * Errors: INVALID_ARGUMENT, INVALID_SHAPE (also: the pattern has a head that shape.heads does not), INVALID_SEQLENS,
+ * INVALID_BLOCKS (starts), SIZE_OVERFLOW, OUT_OF_MEMORY, OpenCL's. The detail is the context's. */
+CLATTN_API clattn_status clattn_pattern_blocks(clattn_context *context, const clattn_pattern *pattern,
+                                               const clattn_attention_desc *attention,
+                                               const clattn_pattern_shape *shape, clattn_blocks **blocks);
+
+/* One list without a context: ascending blocks of list row `row` (counted over all sequences) and list head `head`.
+ * count receives their number; indices [capacity] the first `capacity` of them, NULL: none. Errors: as above. */
+CLATTN_API clattn_status clattn_pattern_list(const clattn_pattern *pattern, const clattn_attention_desc *attention,
+                                             const clattn_pattern_shape *shape, int64_t row, int32_t head,
+                                             int32_t *indices, int64_t capacity, int64_t *count);
+
+/* Sums over all sequences and list heads. */
+typedef struct clattn_pattern_stats {
+    size_t size;         /* sizeof(clattn_pattern_stats), set by the caller */
+    int64_t lists;       /* list rows times list heads */
+    int64_t blocks;      /* entries of all lists */
+    int64_t blocks_min;  /* entries of the shortest and of the longest list */
+    int64_t blocks_max;
+    double blocks_mean;
+    int64_t blocks_all;  /* entries that listing every block a list row can see would have */
+    int64_t connections; /* pairs of a query row and a key that attention over the lists joins */
+    int64_t pairs;       /* such pairs in dense attention */
+    double density;      /* connections / pairs; 0 when there are none */
+    int64_t unconnected; /* query rows that see keys in dense attention but none here */
+} clattn_pattern_stats;
+
+/* Counts without making lists: N = 2^20 takes well under a second, O(number of connected pairs of blocks) and O(M)
+ * memory. Errors: as clattn_pattern_blocks, but without a context; the detail is clattn_pattern_error's. */
+CLATTN_API clattn_status clattn_pattern_count(const clattn_pattern *pattern, const clattn_attention_desc *attention,
+                                              const clattn_pattern_shape *shape, clattn_pattern_stats *stats);
+
+/* Which list rows must be computed again after sequences grew (or were cut)?
+ *
+ * `after` describes the sequences as they are now, `before` as they were: as many, of the same heads, block and q_block,
+ * with the same kv_len - q_len, both causal or both not. changed [list rows of `after`] (may be NULL) receives 1 where a
+ * list row has query rows that were not there before, or where one of its old query rows, in any head, now sees other
+ * keys than before; 0 where every query row sees exactly the same keys. count (may be NULL) receives the number of ones.
+ * The outputs of rows marked 0 stay valid as long as their keys and values do.
+ * A causal pattern without anchors counted from the middle or the end changes only from the last list row on.
+ * Errors: as clattn_pattern_count. */
+CLATTN_API clattn_status clattn_pattern_changed(const clattn_pattern *pattern,
+                                                const clattn_attention_desc *attention_before,
+                                                const clattn_pattern_shape *before,
+                                                const clattn_attention_desc *attention_after,
+                                                const clattn_pattern_shape *after, uint8_t *changed, int64_t *count);
 
 /* ---- attention over a block list ------------------------------------------------------------------------------------ */
 

@@ -41,7 +41,7 @@ clattn_status clattn_attention_forward(clattn_context *context, const clattn_att
     if (!status) status = problem_init(context, attention, &tensors, blocks ? blocks->q_block : 1, &problem);
     if (status) return status;
     struct stage stage = {0};
-    status = blocks_check(context, blocks, &problem);
+    status = blocks_check_starts(context, blocks, &problem);
     if (!status) status = stage_all(context, &tensors, &problem, &stage);
     if (!status) status = forward_run(context, &problem, blocks, &stage, lse != NULL, sync ? &sync_copy : NULL);
     stage_all_release(context, &stage);

@@ -1,10 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /* Block lists: the only thing that passes between choosing and attending. */
 
-#include "internal.h"
+#include "key_blocks.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+static clattn_status starts_copy(clattn_context *context, clattn_blocks *blocks, const clattn_blocks_desc *desc)
+{
+    if (!desc->starts) return CLATTN_SUCCESS;
+    size_t bytes = (size_t)desc->start_count * sizeof *blocks->starts;
+    blocks->starts = malloc(bytes);
+    if (!blocks->starts)
+        return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for block starts of %zu bytes", bytes);
+    memcpy(blocks->starts, desc->starts, bytes);
+    blocks->start_count = desc->start_count;
+    return CLATTN_SUCCESS;
+}
 
 clattn_status blocks_new(clattn_context *context, const clattn_blocks_desc *desc, clattn_blocks **result)
 {
@@ -15,13 +27,15 @@ clattn_status blocks_new(clattn_context *context, const clattn_blocks_desc *desc
                     (long long)desc->rows, desc->heads, desc->topk);
     clattn_blocks *blocks = calloc(1, sizeof *blocks);
     if (!blocks) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a block list");
-    blocks->block = desc->block;
+    blocks->block = desc->starts ? 0 : desc->block;
     blocks->q_block = desc->q_block;
     blocks->rows = desc->rows;
     blocks->heads = desc->heads;
     blocks->topk = desc->topk;
-    clattn_status status =
-        context->backend->storage_create(context, MAX((size_t)bytes, sizeof(int32_t)), &blocks->indices);
+    clattn_status status = starts_copy(context, blocks, desc);
+    if (!status)
+        status =
+            context->backend->storage_create(context, MAX((size_t)bytes, sizeof(int32_t)), &blocks->indices);
     if (!status)
         status =
             context->backend->storage_create(context, MAX((size_t)lists, 1) * sizeof(int32_t), &blocks->counts);
@@ -51,14 +65,26 @@ static int32_t list_normalise(int32_t *list, int32_t topk)
     return count;
 }
 
+const char *starts_error(const int64_t *starts, int64_t count)
+{
+    if (count < 1) return "is given with start_count 0";
+    if (count > INT32_MAX) return "has more than 2^31 - 1 entries";
+    if (starts[0] != 0) return "does not begin with 0";
+    for (int64_t i = 1; i < count; i++)
+        if (starts[i] <= starts[i - 1]) return "is not ascending";
+    return NULL;
+}
+
 static clattn_status blocks_desc_check(clattn_context *context, const clattn_blocks_desc *desc,
                                        clattn_blocks_desc *copy)
 {
     *copy = (clattn_blocks_desc)CLATTN_BLOCKS_DESC_INIT;
     if (!desc) return fail(context, CLATTN_INVALID_ARGUMENT, "desc is NULL");
     clattn_status status = desc_copy(context, "desc", copy, sizeof *copy, desc);
-    if (!status) status = check_leaf(context, "desc.block", copy->block);
+    if (!status && !copy->starts) status = check_leaf(context, "desc.block", copy->block);
     if (status) return status;
+    const char *wrong = copy->starts ? starts_error(copy->starts, copy->start_count) : NULL;
+    if (wrong) return fail(context, CLATTN_INVALID_BLOCKS, "desc.starts %s", wrong);
     if (copy->q_block < 1)
         return fail(context, CLATTN_INVALID_ARGUMENT, "desc.q_block is %d; at least 1 is needed",
                     copy->q_block);
@@ -69,49 +95,30 @@ static clattn_status blocks_desc_check(clattn_context *context, const clattn_blo
     return CLATTN_SUCCESS;
 }
 
-clattn_status clattn_blocks_create(clattn_context *context, const clattn_blocks_desc *desc,
-                                   const int32_t *indices, clattn_blocks **result)
+clattn_status blocks_from_lists(clattn_context *context, const clattn_blocks_desc *desc, const int32_t *indices,
+                                const int32_t *counts, clattn_blocks **result)
 {
-    if (!context) return CLATTN_INVALID_ARGUMENT;
-    if (!result || !indices)
-        return fail(context, CLATTN_INVALID_ARGUMENT, "%s is NULL", result ? "indices" : "blocks");
-    clattn_blocks_desc copy;
     clattn_blocks *blocks = NULL;
-    clattn_status status = blocks_desc_check(context, desc, &copy);
-    if (!status) status = blocks_new(context, &copy, &blocks);
+    clattn_status status = blocks_new(context, desc, &blocks);
     if (status) return status;
-
-    int64_t lists = copy.rows * copy.heads;
-    size_t bytes = (size_t)(lists * copy.topk) * sizeof(int32_t);
-    int32_t *sorted = malloc(MAX(bytes, 1)), *counts = malloc((size_t)MAX(lists, 1) * sizeof *counts);
-    blocks->row_max = malloc((size_t)MAX(copy.rows, 1) * sizeof *blocks->row_max);
-    if (!sorted || !counts || !blocks->row_max) {
-        status = fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a block list of %zu bytes", bytes);
-        goto done;
+    int64_t lists = desc->rows * desc->heads;
+    size_t bytes = (size_t)(lists * desc->topk) * sizeof *indices;
+    blocks->row_max = malloc((size_t)MAX(desc->rows, 1) * sizeof *blocks->row_max);
+    if (!blocks->row_max) {
+        clattn_blocks_release(context, blocks);
+        return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a block list of %lld rows",
+                    (long long)desc->rows);
     }
-    memcpy(sorted, indices, bytes);
-    for (int64_t row = 0; row < copy.rows; row++)
+    for (int64_t row = 0; row < desc->rows; row++)
         blocks->row_max[row] = -1;
     for (int64_t i = 0; i < lists; i++) {
-        int32_t *list = sorted + i * copy.topk;
-        counts[i] = list_normalise(list, copy.topk);
-        for (int32_t j = 0; j < copy.topk; j++)
-            if (indices[i * copy.topk + j] < -1) {
-                status = fail(
-                    context, CLATTN_INVALID_BLOCKS, "indices[%lld][%lld][%d] is %d; -1 or more is needed",
-                    (long long)(i / copy.heads), (long long)(i % copy.heads), j, indices[i * copy.topk + j]);
-                goto done;
-            }
-        int32_t *row_max = &blocks->row_max[i / copy.heads];
-        if (counts[i] > 0) *row_max = MAX(*row_max, list[counts[i] - 1]);
+        int32_t *row_max = &blocks->row_max[i / desc->heads];
+        if (counts[i] > 0) *row_max = MAX(*row_max, indices[i * desc->topk + counts[i] - 1]);
     }
-    if (bytes) status = context->backend->storage_write(context, &blocks->indices, sorted, bytes);
+    if (bytes) status = context->backend->storage_write(context, &blocks->indices, indices, bytes);
     if (bytes && !status)
         status =
             context->backend->storage_write(context, &blocks->counts, counts, (size_t)lists * sizeof *counts);
-done:
-    free(sorted);
-    free(counts);
     if (status)
         clattn_blocks_release(context, blocks);
     else
@@ -119,20 +126,86 @@ done:
     return status;
 }
 
+clattn_status clattn_blocks_create(clattn_context *context, const clattn_blocks_desc *desc,
+                                   const int32_t *indices, clattn_blocks **result)
+{
+    if (!context) return CLATTN_INVALID_ARGUMENT;
+    if (!result || !indices)
+        return fail(context, CLATTN_INVALID_ARGUMENT, "%s is NULL", result ? "indices" : "blocks");
+    clattn_blocks_desc copy;
+    int64_t lists, entries, bytes;
+    clattn_status status = blocks_desc_check(context, desc, &copy);
+    if (status) return status;
+    if (!multiply(copy.rows, copy.heads, &lists) || !multiply(lists, copy.topk, &entries) ||
+        !multiply(entries, sizeof(int32_t), &bytes))
+        return fail(context, CLATTN_SIZE_OVERFLOW, "block list of %lld rows, %d heads, topk %d exceeds 63 bits",
+                    (long long)copy.rows, copy.heads, copy.topk);
+    int32_t *sorted = malloc((size_t)MAX(bytes, 1)), *counts = malloc((size_t)MAX(lists, 1) * sizeof *counts);
+    if (!sorted || !counts) {
+        status =
+            fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a block list of %lld bytes", (long long)bytes);
+        goto done;
+    }
+    memcpy(sorted, indices, (size_t)bytes);
+    for (int64_t i = 0; i < entries; i++)
+        if (indices[i] < -1) {
+            status =
+                fail(context, CLATTN_INVALID_BLOCKS, "indices[%lld][%lld][%lld] is %d; -1 or more is needed",
+                     (long long)(i / copy.topk / copy.heads), (long long)(i / copy.topk % copy.heads),
+                     (long long)(i % copy.topk), indices[i]);
+            goto done;
+        }
+    for (int64_t i = 0; i < lists; i++)
+        counts[i] = list_normalise(sorted + i * copy.topk, copy.topk);
+    status = blocks_from_lists(context, &copy, sorted, counts, result);
+done:
+    free(sorted);
+    free(counts);
+    return status;
+}
+
+/* Is every index within the keys of its sequence? */
+static clattn_status blocks_check_indices(clattn_context *context, const clattn_blocks *blocks,
+                                          const struct problem *problem)
+{
+    for (int64_t s = 0; (blocks->row_max || blocks->starts) && s < problem->count; s++) {
+        const struct sequence *sequence = &problem->sequences[s];
+        struct key_blocks keys = key_blocks_listed(blocks, sequence);
+        if (!key_blocks_fit(&keys))
+            return fail(context, CLATTN_INVALID_BLOCKS,
+                        "sequence %lld begins at row %lld of k, which is no start of blocks", (long long)s,
+                        (long long)sequence->k_row);
+        int64_t rows = blocks->row_max ? ceil_div(sequence->q_len, blocks->q_block) : 0;
+        for (int64_t row = 0; row < rows; row++) {
+            int32_t greatest = blocks->row_max[sequence->list_row + row];
+            if (greatest >= keys.count)
+                return fail(context, CLATTN_INVALID_BLOCKS,
+                            "blocks row %lld lists block %d; sequence %lld has %lld blocks in its %lld keys",
+                            (long long)(sequence->list_row + row), greatest, (long long)s,
+                            (long long)keys.count, (long long)sequence->kv_len);
+        }
+    }
+    return CLATTN_SUCCESS;
+}
+
 /* Does the bias, if any, have a value for every block? */
-static clattn_status bias_check(clattn_context *context, int32_t block, const struct problem *problem)
+static clattn_status bias_check(clattn_context *context, const clattn_blocks *blocks,
+                                const struct problem *problem)
 {
     const clattn_tensor *bias = problem->options.bias;
-    int64_t available = ceil_div(problem->kv_len_max, block);
+    int64_t available = 0;
+    for (int64_t s = 0; bias && s < problem->count; s++)
+        available = MAX(available, key_blocks_listed(blocks, &problem->sequences[s]).count);
     if (!bias || bias->len >= available) return CLATTN_SUCCESS;
-    return fail(context, CLATTN_INVALID_SHAPE, "bias.len is %lld; the keys have %lld blocks of %d",
-                (long long)bias->len, (long long)available, block);
+    return fail(context, CLATTN_INVALID_SHAPE, "bias.len is %lld; the keys have %lld blocks",
+                (long long)bias->len, (long long)available);
 }
 
 /* Does the list (NULL: all keys) fit the problem: rows, heads, and no index past the keys of its sequence? */
-clattn_status blocks_check(clattn_context *context, const clattn_blocks *blocks, const struct problem *problem)
+static clattn_status blocks_check_all(clattn_context *context, const clattn_blocks *blocks,
+                                      const struct problem *problem)
 {
-    clattn_status status = bias_check(context, blocks ? blocks->block : DENSE_BLOCK, problem);
+    clattn_status status = bias_check(context, blocks, problem);
     if (status || !blocks) return status;
     if (blocks->rows != problem->list_rows)
         return fail(context, CLATTN_INVALID_BLOCKS,
@@ -142,26 +215,31 @@ clattn_status blocks_check(clattn_context *context, const clattn_blocks *blocks,
         return fail(context, CLATTN_INVALID_BLOCKS,
                     "blocks has %d heads; 1, kv_heads %d or q_heads %d are possible", blocks->heads,
                     problem->kv_heads, problem->q_heads);
-    for (int64_t s = 0; blocks->row_max && s < problem->count; s++) {
-        const struct sequence *sequence = &problem->sequences[s];
-        int64_t available = ceil_div(sequence->kv_len, blocks->block);
-        for (int64_t row = 0; row < ceil_div(sequence->q_len, blocks->q_block); row++) {
-            int32_t greatest = blocks->row_max[sequence->list_row + row];
-            if (greatest >= available)
-                return fail(context, CLATTN_INVALID_BLOCKS,
-                            "blocks row %lld lists block %d; sequence %lld has %lld blocks of %d keys",
-                            (long long)(sequence->list_row + row), greatest, (long long)s, (long long)available,
-                            blocks->block);
-        }
-    }
-    return CLATTN_SUCCESS;
+    return blocks_check_indices(context, blocks, problem);
+}
+
+clattn_status blocks_check(clattn_context *context, const clattn_blocks *blocks, const struct problem *problem)
+{
+    if (blocks && blocks->starts)
+        return fail(context, CLATTN_INVALID_BLOCKS,
+                    "blocks has boundaries of the caller (starts), which this operation does not support");
+    return blocks_check_all(context, blocks, problem);
+}
+
+clattn_status blocks_check_starts(clattn_context *context, const clattn_blocks *blocks,
+                                  const struct problem *problem)
+{
+    if (blocks && blocks->starts && !context->backend->block_starts)
+        return fail(context, CLATTN_INVALID_BLOCKS,
+                    "blocks has boundaries of the caller (starts), which this backend does not support");
+    return blocks_check_all(context, blocks, problem);
 }
 
 clattn_status clattn_blocks_describe(const clattn_blocks *blocks, clattn_blocks_desc *desc)
 {
     if (!blocks || !desc || desc->size < sizeof(size_t)) return CLATTN_INVALID_ARGUMENT;
-    clattn_blocks_desc full = {sizeof full,  blocks->block, blocks->q_block,
-                               blocks->rows, blocks->heads, blocks->topk};
+    clattn_blocks_desc full = {sizeof full,   blocks->block, blocks->q_block, blocks->rows,
+                               blocks->heads, blocks->topk,  blocks->starts,  blocks->start_count};
     size_t size = MIN(desc->size, sizeof full);
     memcpy(desc, &full, size);
     desc->size = size;
@@ -195,5 +273,6 @@ void clattn_blocks_release(clattn_context *context, clattn_blocks *blocks)
     }
     free(blocks->mask);
     free(blocks->row_max);
+    free(blocks->starts);
     free(blocks);
 }

@@ -195,10 +195,22 @@ struct clattn_blocks {
     struct storage counts;     /* [rows][heads] int32 */
     int32_t *row_max;          /* [rows] greatest index, for lists of the caller; NULL: made by a selector */
     struct element_mask *mask; /* NULL: every listed element is connected. Needs heads = 1 */
+    int64_t *starts;           /* [start_count] the caller's block boundaries, then block is 0; NULL: equal blocks */
+    int64_t start_count;
 };
 
 clattn_status blocks_new(clattn_context *context, const clattn_blocks_desc *desc, clattn_blocks **blocks);
+
+/* Does the list fit the problem? blocks_check refuses boundaries of the caller; operations that know them (key_blocks.h)
+ * use blocks_check_starts, which refuses them on backends that do not. */
 clattn_status blocks_check(clattn_context *context, const clattn_blocks *blocks, const struct problem *problem);
+clattn_status blocks_check_starts(clattn_context *context, const clattn_blocks *blocks,
+                                  const struct problem *problem);
+
+/* Writes lists [rows][heads][topk], ascending and padded, with their counts [rows][heads], into a new block list. */
+clattn_status blocks_from_lists(clattn_context *context, const clattn_blocks_desc *desc, const int32_t *indices,
+                                const int32_t *counts, clattn_blocks **result);
+const char *starts_error(const int64_t *starts, int64_t count); /* what is wrong with them, or NULL */
 
 /* ---- jobs: what a backend gets, all checked ---- */
 
@@ -258,6 +270,7 @@ struct backend {
     bool host_memory;         /* computes on host tensors directly */
     bool has_options;         /* forward knows struct options */
     bool knows_neighborhoods; /* forward and backward take them as they are, without tiles */
+    bool block_starts;        /* forward and backward know block boundaries of the caller */
     clattn_status (*open)(clattn_context *context, const clattn_context_desc *desc);
     void (*close)(clattn_context *context);
     clattn_status (*describe)(clattn_context *context, clattn_device_info *info);

@@ -128,8 +128,11 @@ clattn_status neighborhood_blocks(clattn_context *context, clattn_neighborhood *
     struct lists lists = {.topk = all_lists(plan, NULL)};
     size_t rows = (size_t)(plan->q.rows / plan->q.tile_tokens), entries = rows * (size_t)lists.topk;
     size_t window_count = (size_t)plan->q.rows * AXES * 2, coordinate_count = (size_t)plan->kv_rows * AXES;
-    clattn_blocks_desc desc = {sizeof desc, plan->kv.tile_tokens, plan->q.tile_tokens, (int64_t)rows, 1,
-                               lists.topk};
+    clattn_blocks_desc desc = CLATTN_BLOCKS_DESC_INIT;
+    desc.block = plan->kv.tile_tokens;
+    desc.q_block = plan->q.tile_tokens;
+    desc.rows = (int64_t)rows;
+    desc.topk = lists.topk;
     lists.indices = malloc(entries * sizeof *lists.indices);
     lists.counts = malloc(rows * sizeof *lists.counts);
     lists.cut = calloc(entries, 1);

@@ -55,8 +55,11 @@ clattn_status select_run(clattn_context *context, const struct problem *problem,
 clattn_status blocks_place(clattn_context *context, const struct problem *problem,
                            const clattn_select_desc *select, clattn_blocks **blocks, clattn_blocks **made)
 {
-    clattn_blocks_desc desc = {sizeof desc,        select->leaf,      1,
-                               problem->list_rows, problem->kv_heads, select->topk};
+    clattn_blocks_desc desc = CLATTN_BLOCKS_DESC_INIT;
+    desc.block = select->leaf;
+    desc.rows = problem->list_rows;
+    desc.heads = problem->kv_heads;
+    desc.topk = select->topk;
     const clattn_blocks *have = *blocks;
     if (!have) return blocks_new(context, &desc, made);
     if (have->block != desc.block || have->q_block != 1 || have->rows != desc.rows ||

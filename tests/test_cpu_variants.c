@@ -41,7 +41,12 @@ static void inputs_make(const struct shape *s, clattn_dtype dtype, int layout, s
     if (s->lists == DENSE) return;
     int heads = s->lists == PER_QUERY_HEAD ? q_heads : s->kv_heads;
     int64_t rows = (int64_t)s->batch * ceil_div(s->q_len, s->q_block);
-    in->desc = (clattn_blocks_desc){sizeof in->desc, s->block, s->q_block, rows, heads, s->topk};
+    in->desc = (clattn_blocks_desc){.size = sizeof in->desc,
+                                    .block = s->block,
+                                    .q_block = s->q_block,
+                                    .rows = rows,
+                                    .heads = heads,
+                                    .topk = s->topk};
     in->indices = malloc((size_t)(rows * heads * s->topk) * sizeof *in->indices);
     for (int64_t i = 0; i < rows * heads * s->topk; i++) /* some empty entries and, by chance, empty lists */
         in->indices[i] = random_below(4) ? (int32_t)random_below(ceil_div(s->kv_len, s->block)) : -1;
