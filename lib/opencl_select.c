@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT */
+/* Selection on OpenCL: chooses the tile, builds, launches; see cl/select.cl. */
+
+#include "config.h"
+
+#include "opencl_tile.h"
+
+#include <stdlib.h>
+
+enum { ROWS_MAX = 32, KEYS_MAX = 64, SHRINK_MAX = 4, ARG_UNIT_FIRST = 7 };
+
+/* Capacities of the candidate lists: few, so that few programs are built. */
+static int capacity_of(int topk)
+{
+    return topk <= 16 ? 16 : topk <= 64 ? 64 : CLATTN_TOPK_MAX;
+}
+
+/* Local memory of the kernel. */
+static size_t local_bytes(const struct opencl_taste *taste, const struct select_job *job,
+                          const struct opencl_tile *tile)
+{
+    size_t columns = (size_t)((job->problem->dim + 3) / 4 * 4), pad = (size_t)taste->pad;
+    size_t rows = (size_t)tile->rows, keys = (size_t)tile->keys,
+           capacity = (size_t)capacity_of(job->select->topk);
+    size_t floats = columns * rows + keys * (columns + pad) + 2 * rows * (keys / (size_t)tile->item_keys) +
+                    keys * rows / (size_t)tile->lanes;
+    return floats * sizeof(float) + capacity * 32;
+}
+
+/* The largest tile whose local memory fits; `shrink` halves its rows and keys in turn. */
+static struct opencl_tile tile_fitting(const struct opencl_taste *taste, const struct select_job *job,
+                                       int shrink)
+{
+    int group = job->problem->group, most = MAX(ROWS_MAX >> shrink / 2, 1);
+    int keys = MAX(MIN(job->select->leaf, KEYS_MAX) >> (shrink + 1) / 2, 8);
+    for (;;) {
+        int rounds = (group + most - 1) / most;
+        struct opencl_tile tile = opencl_tile_of(taste, (group + rounds - 1) / rounds, keys);
+        while (opencl_tile_items(&tile) > taste->items && tile.item_keys < keys)
+            tile.item_keys *= 2;
+        if (local_bytes(taste, job, &tile) <= taste->local_bytes || (keys <= 8 && most <= 1)) return tile;
+        if (keys > 16 || most <= 1)
+            keys /= 2;
+        else
+            most /= 2;
+    }
+}
+
+static struct opencl_options options_of(const struct opencl_taste *taste, const struct select_job *job,
+                                        const struct opencl_tile *tile)
+{
+    struct opencl_options options = {""};
+    opencl_option(&options, "DTYPE", (int)job->q->dtype);
+    opencl_option(&options, "DIM", job->problem->dim);
+    opencl_option(&options, "GROUP", job->problem->group);
+    opencl_option(&options, "SELECTOR", (int)job->select->selector);
+    opencl_option(&options, "LEAF", job->select->leaf);
+    opencl_option(&options, "CAPACITY", capacity_of(job->select->topk));
+    opencl_tile_option(&options, tile);
+    opencl_option(&options, "LOAD_K", opencl_load_width(taste, job->problem->dim));
+    opencl_option(&options, "PAD", taste->pad);
+    return options;
+}
+
+/* Fills the table; returns the units (query rows x key heads) of all sequences. */
+static int64_t units_fill(const struct select_job *job, cl_long *table)
+{
+    const struct problem *problem = job->problem;
+    int64_t units = 0;
+    opencl_table_fill(problem, &(struct tensors){.q = job->q, .k = job->k}, job->pyramid, table);
+    for (int64_t s = 0; s < problem->count; s++) {
+        table[s * OPENCL_SEQUENCE_FIELDS + OPENCL_SEQUENCE_UNIT] = units;
+        units += problem->sequences[s].q_len * problem->kv_heads;
+    }
+    return units;
+}
+
+static double unit_flops(const struct select_job *job)
+{
+    const clattn_select_desc *select = job->select;
+    double leaves = (double)ceil_div(job->problem->kv_len_max, select->leaf), dots;
+    if (select->selector == CLATTN_SELECT_FLAT_MEAN)
+        dots = leaves;
+    else if (select->selector == CLATTN_SELECT_FLAT_LSE)
+        dots = leaves * select->leaf;
+    else /* exact scores of the leaves, and at most 32 levels above them */
+        dots = MIN(leaves, 2.0 * select->topk) * (select->leaf + 2 * 32);
+    return 2.0 * job->problem->dim * job->problem->group * dots;
+}
+
+static void set_arguments(struct opencl_launch *launch, const struct select_job *job, cl_mem table)
+{
+    const struct problem *problem = job->problem;
+    const clattn_select_desc *select = job->select;
+    opencl_arg_tensor(launch, job->q);
+    opencl_arg_tensor(launch, job->k);
+    opencl_arg_storage(launch, job->pyramid ? &job->pyramid->means : NULL);
+    opencl_arg_storage(launch, &job->blocks->indices);
+    opencl_arg_storage(launch, &job->blocks->counts);
+    opencl_arg_mem(launch, table);
+    opencl_arg_int(launch, (int32_t)problem->count);
+    opencl_arg_long(launch, 0); /* the first unit: opencl_run_units */
+    opencl_arg_long(launch, job->q->len_stride);
+    opencl_arg_long(launch, job->q->head_stride);
+    opencl_arg_long(launch, job->k->len_stride);
+    opencl_arg_long(launch, job->k->head_stride);
+    opencl_arg_float(launch, problem->scale);
+    opencl_arg_int(launch, problem->causal);
+    opencl_arg_int(launch, select->topk);
+    /* More than topk cannot be kept. */
+    opencl_arg_int(launch, MIN(select->forced_first, select->topk));
+    opencl_arg_int(launch, MIN(select->forced_last, select->topk));
+    opencl_arg_int(launch, problem->kv_heads);
+}
+
+clattn_status opencl_select(clattn_context *context, const struct select_job *job)
+{
+    const struct problem *problem = job->problem;
+    const struct opencl_taste taste = opencl_taste_of(&opencl_of(context)->device, job->q->dtype);
+    struct opencl_tile tile;
+    struct opencl_options options;
+    struct opencl_launch launch;
+    clattn_status status = opencl_check_lengths(context, problem);
+    for (int shrink = 0; !status && shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
+        cl_kernel kernel = NULL;
+        tile = tile_fitting(&taste, job, shrink);
+        options = options_of(&taste, job, &tile);
+        status = opencl_kernel(context, "select.cl", "select_leaves", options.text, &kernel);
+        if (kernel) clReleaseKernel(kernel);
+        if (status != CLATTN_DEVICE_LIMIT) break;
+        if (shrink < SHRINK_MAX) status = CLATTN_SUCCESS;
+    }
+    if (status) return status;
+
+    size_t bytes = (size_t)problem->count * OPENCL_SEQUENCE_FIELDS * sizeof(cl_long);
+    cl_long *table = malloc(MAX(bytes, 1));
+    if (!table)
+        return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a table of %lld sequences",
+                    (long long)problem->count);
+    int64_t units = units_fill(job, table);
+    opencl_launch_begin(context, job->sync, &launch);
+    if (units > 0) {
+        opencl_launch_kernel(&launch, "select.cl", "select_leaves", options.text);
+        set_arguments(&launch, job, opencl_launch_table(&launch, table, bytes));
+        opencl_run_units(&launch, ARG_UNIT_FIRST, units, unit_flops(job), opencl_tile_items(&tile));
+    }
+    free(table);
+    return opencl_launch_end(&launch);
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT */
+/* Shapes of tiles, build options, the table of sequences, launches in parts: see opencl_tile.h. */
+
+#include "config.h"
+
+#include "opencl_tile.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- shapes ---- */
+
+enum { ITEMS_MULTIPLE = 8 };
+
+struct opencl_taste opencl_taste_of(const struct opencl_device *device, clattn_dtype dtype)
+{
+    bool is_cpu = (device->type & CL_DEVICE_TYPE_CPU) && !(device->type & CL_DEVICE_TYPE_GPU);
+    struct opencl_taste taste = {.items = (int)MIN(device->group_max, 256)};
+    if (is_cpu) { /* a vector of rows is a vector register; local memory is cache */
+        taste.lanes = 16;
+        taste.item_keys = 8;
+        taste.item_dims = 32;
+        taste.load = 16;
+        taste.local_bytes = (size_t)MIN(device->local_bytes, 64 * 1024);
+    } else { /* loads of 16 bytes; several work-groups on a compute unit */
+        taste.lanes = 4;
+        taste.item_keys = 4;
+        taste.item_dims = 16;
+        taste.load = dtype == CLATTN_FLOAT32 ? 4 : 8;
+        taste.pad = 4;
+        taste.local_bytes = (size_t)MIN(device->local_bytes, 32 * 1024);
+    }
+    return taste;
+}
+
+struct opencl_tile opencl_tile_of(const struct opencl_taste *taste, int rows, int keys)
+{
+    struct opencl_tile tile = {.lanes = 1, .keys = keys, .item_keys = MIN(taste->item_keys, keys)};
+    while (tile.lanes < taste->lanes && tile.lanes < rows)
+        tile.lanes *= 2;
+    tile.rows = (rows + tile.lanes - 1) / tile.lanes * tile.lanes;
+    /* rusticl of Mesa 22.3 loses writes of work-groups that do not fill its vectors. */
+    while (opencl_tile_items(&tile) % ITEMS_MULTIPLE && tile.item_keys > 2)
+        tile.item_keys /= 2;
+    return tile;
+}
+
+int opencl_load_width(const struct opencl_taste *taste, int dim)
+{
+    int width = 1;
+    while (width < taste->load && dim % (2 * width) == 0)
+        width *= 2;
+    return width;
+}
+
+/* ---- build options ---- */
+
+void opencl_option(struct opencl_options *options, const char *name, int value)
+{
+    size_t used = strlen(options->text);
+    snprintf(options->text + used, sizeof options->text - used, "%s-D%s=%d", used ? " " : "", name, value);
+}
+
+void opencl_tile_option(struct opencl_options *options, const struct opencl_tile *tile)
+{
+    opencl_option(options, "LANES", tile->lanes);
+    opencl_option(options, "ROWS", tile->rows);
+    opencl_option(options, "KEYS", tile->keys);
+    opencl_option(options, "ITEM_KEYS", tile->item_keys);
+}
+
+/* ---- table of sequences ---- */
+
+static int64_t first_element(const clattn_tensor *tensor, int64_t batch, int64_t row)
+{
+    return tensor ? tensor->offset + batch * tensor->batch_stride + row * tensor->len_stride : 0;
+}
+
+void opencl_table_fill(const struct problem *problem, const struct tensors *t, const clattn_pyramid *pyramid,
+                       cl_long *table)
+{
+    for (int64_t s = 0; s < problem->count; s++, table += OPENCL_SEQUENCE_FIELDS) {
+        const struct sequence *sequence = &problem->sequences[s];
+        table[OPENCL_SEQUENCE_Q] = first_element(t->q, sequence->batch, sequence->q_row);
+        table[OPENCL_SEQUENCE_K] = first_element(t->k, sequence->batch, sequence->k_row);
+        table[OPENCL_SEQUENCE_V] = first_element(t->v, sequence->batch, sequence->k_row);
+        table[OPENCL_SEQUENCE_OUT] = first_element(t->out, sequence->batch, sequence->q_row);
+        table[OPENCL_SEQUENCE_LSE] = first_element(t->lse, sequence->batch, sequence->q_row);
+        table[OPENCL_SEQUENCE_Q_LEN] = sequence->q_len;
+        table[OPENCL_SEQUENCE_KV_LEN] = sequence->kv_len;
+        table[OPENCL_SEQUENCE_LIST_ROW] = sequence->list_row;
+        table[OPENCL_SEQUENCE_NODE] = pyramid ? pyramid->first[s] : 0;
+        table[OPENCL_SEQUENCE_NODES] = pyramid ? pyramid_nodes(sequence->kv_len, pyramid->leaf) : 0;
+        table[OPENCL_SEQUENCE_UNIT] = 0;
+    }
+}
+
+/* ---- launches in parts ---- */
+
+clattn_status opencl_check_lengths(clattn_context *context, const struct problem *problem)
+{
+    int64_t most = MAX(problem->q_len_max, problem->kv_len_max);
+    if (most <= INT32_MAX / 2) return CLATTN_SUCCESS;
+    return fail(context, CLATTN_DEVICE_LIMIT, "a sequence has %lld tokens; OpenCL kernels take %d",
+                (long long)most, INT32_MAX / 2);
+}
+
+/* Work of one launch. A compute unit of a slow GPU (integrated, a few years old) does about 4 GFLOP in a second
+ * with these kernels, and displays reset GPUs after 2 s at the earliest. */
+static const double UNIT_FLOPS_MAX = 4e9, LAUNCH_FLOPS_MIN = 16e9;
+static const int64_t LAUNCH_UNITS_MAX = 1 << 22; /* keeps global sizes below 2^31 */
+
+void opencl_run_units(struct opencl_launch *launch, cl_uint first_arg, int64_t units, double unit_flops,
+                      int items)
+{
+    double most = UNIT_FLOPS_MAX * opencl_of(launch->context)->device.compute_units;
+    double fit = MAX(most, LAUNCH_FLOPS_MIN) / MAX(unit_flops, 1);
+    int64_t part = fit < (double)LAUNCH_UNITS_MAX ? MAX((int64_t)fit, 1) : LAUNCH_UNITS_MAX;
+    for (int64_t first = 0; first < units; first += part) {
+        size_t global = (size_t)MIN(part, units - first) * (size_t)items, local = (size_t)items;
+        opencl_arg_from(launch, first_arg);
+        opencl_arg_long(launch, first);
+        opencl_launch_run(launch, 1, &global, &local);
+    }
+}
