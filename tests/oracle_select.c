@@ -170,7 +170,8 @@ static int keep(const struct query *query, int level, struct node *nodes, int co
     if (count <= s->select.topk) return count;
     for (int n = 0; n < count; n++)
         if (!nodes[n].forced) node_score(query, level, &nodes[n]);
-    bool *sure = malloc((size_t)count), *possible = malloc((size_t)count);
+    size_t bytes = count > 0 ? (size_t)count : 0; /* always positive, which not every compiler can see */
+    bool *sure = malloc(bytes), *possible = malloc(bytes);
     assert_true(sure && possible);
     for (int n = 0; n < count; n++) {
         int may_beat = 0, must_beat = 0;
