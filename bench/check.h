@@ -63,9 +63,6 @@ struct query_place {
 };
 struct query_place check_problem_place(const struct check_problem *problem, int64_t b, int64_t i);
 
-/* Keys that a row sees through its list (dense: list NULL). */
-int64_t check_problem_keys(const struct check_problem *problem, struct query_place place, const int32_t *list);
-
 struct check_result {
     int64_t lists_wrong; /* lists that differ where the scores decide clearly */
     int64_t lists_tied;  /* lists that differ where rounding may decide */

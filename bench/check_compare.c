@@ -6,6 +6,7 @@
 #include "device.h"
 #include "program.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,19 +23,33 @@ struct query_place check_problem_place(const struct check_problem *problem, int6
     return place;
 }
 
-int64_t check_problem_keys(const struct check_problem *problem, struct query_place place, const int32_t *list)
+/* The keys of one head of the row at `place`. */
+static struct row_keys row_keys(const struct check_problem *problem, struct query_place place,
+                                const int32_t *list, int64_t kv_head)
 {
     const struct check_case *s = problem->shape;
-    int64_t visible = place.keys, keys = 0;
+    int64_t visible = place.keys;
     if (s->causal && place.position + 1 < visible) visible = place.position + 1;
-    if (visible < 0) visible = 0;
-    if (!list) return visible;
-    for (int32_t n = 0; n < s->topk && list[n] >= 0; n++) {
-        int64_t begin = (int64_t)list[n] * s->leaf, end = begin + s->leaf;
-        if (end > visible) end = visible;
-        if (end > begin) keys += end - begin;
+    return (struct row_keys){problem->k + (place.key_base * s->kv_heads + kv_head) * s->dim,
+                             (int64_t)s->kv_heads * s->dim,
+                             visible < 0 ? 0 : visible,
+                             list,
+                             s->leaf,
+                             s->topk,
+                             s->dim};
+}
+
+/* A list that rounding decided still has as many leaves, ascending, none that the sequence does not have. */
+static bool is_list(const struct check_problem *problem, struct query_place place, const int32_t *list,
+                    const int32_t *reference)
+{
+    const struct check_case *s = problem->shape;
+    for (int32_t n = 0; n < s->topk; n++) {
+        if ((list[n] < 0) != (reference[n] < 0)) return false;
+        if (list[n] >= 0 && (int64_t)list[n] * s->leaf >= place.keys) return false;
+        if (list[n] >= 0 && n > 0 && list[n] <= list[n - 1]) return false;
     }
-    return keys;
+    return true;
 }
 
 static void compare_lists(const struct check_problem *problem, const int32_t *lists,
@@ -47,7 +62,10 @@ static void compare_lists(const struct check_problem *problem, const int32_t *li
                 size_t at = (size_t)(((b * s->q_len + i) * s->kv_heads + g) * s->topk);
                 if (memcmp(lists + at, problem->lists + at, (size_t)s->topk * sizeof *lists) == 0) continue;
                 struct select_gap decided = select_gap(problem, b, i, g);
-                if (decided.gap > decided.error)
+                /* Scores without rounding: the lower index wins. */
+                bool exact = s->kind == INPUT_ZERO_Q;
+                if (exact || decided.gap > decided.error ||
+                    !is_list(problem, check_problem_place(problem, b, i), lists + at, problem->lists + at))
                     result->lists_wrong++;
                 else
                     result->lists_tied++;
@@ -59,16 +77,19 @@ static void compare_numbers(const struct check_problem *problem, const struct jo
 {
     const struct check_case *s = problem->shape;
     const int32_t group = s->q_heads / s->kv_heads;
+    const double scale = 1 / sqrt((double)s->dim);
     for (int64_t b = 0; b < s->batch; b++)
         for (int64_t i = 0; i < s->q_len; i++) {
             struct query_place place = check_problem_place(problem, b, i);
             for (int64_t h = 0; h < s->q_heads; h++) {
                 int64_t row = (b * s->q_len + i) * s->q_heads + h;
                 int64_t list = ((b * s->q_len + i) * s->kv_heads + h / group) * s->topk;
-                struct oracle_row oracle = {
-                    problem->reference.out + row * s->dim_v, problem->abs_out + row * s->dim_v,
-                    problem->reference.lse[row],
-                    check_problem_keys(problem, place, problem->lists ? problem->lists + list : NULL)};
+                struct row_keys keys =
+                    row_keys(problem, place, problem->lists ? problem->lists + list : NULL, h / group);
+                struct oracle_row oracle = {problem->reference.out + row * s->dim_v,
+                                            problem->abs_out + row * s->dim_v, problem->reference.lse[row],
+                                            row_count(&keys),
+                                            row_condition(&keys, problem->q + row * s->dim, scale)};
                 compare_row(comparison, &oracle, problem->dtype, s->dim_v, job->out + row * s->dim_v,
                             job->lse[row]);
             }

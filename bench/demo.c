@@ -66,7 +66,7 @@ static void judge(const struct demo *demo, int which, const struct job *job, con
             int64_t at = i * sample->q_heads + h, mine = row * sample->q_heads + h;
             struct oracle_row expected_row = {oracle->out + at * sample->dim_v,
                                               oracle->abs_out + at * sample->dim_v, oracle->lse[at],
-                                              oracle->keys[i]};
+                                              oracle->keys[i], oracle->condition[at]};
             compare_row(&outcome->numbers, &expected_row, sample->dtype, sample->dim_v,
                         job->out + mine * sample->dim_v, job->lse[mine]);
         }

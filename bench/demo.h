@@ -45,6 +45,7 @@ struct oracle {
     float *out, *abs_out; /* [positions][q_heads][dim_v]; abs_out = sum_j p_j |v_j| */
     float *lse;           /* [positions][q_heads] */
     int64_t *keys;        /* [positions]: how many keys a query sees */
+    double *condition;    /* [positions][q_heads]: row_condition() */
 };
 
 /* Opens the sample in `directory`, or where it was installed or built (NULL). Returns an exit status. */

@@ -3,11 +3,14 @@
 
 #include "demo.h"
 
+#include "compare.h"
 #include "device.h"
 #include "job.h"
 #include "program.h"
+#include "sixteen.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -187,16 +190,32 @@ static int attend(struct oracle *oracle, const struct sample *sample, clattn_con
     return status;
 }
 
-static void count_keys(struct oracle *oracle, const struct sample *sample)
+static float *widen(const struct tensor_file *file)
 {
-    for (int64_t i = 0; i < sample->positions; i++) {
-        oracle->keys[i] = 0;
-        for (int k = 0; k < SAMPLE_TOPK; k++) {
-            int64_t leaf = oracle->lists[i * SAMPLE_TOPK + k], begin = leaf * SAMPLE_LEAF;
-            int64_t visible = sample->position[i] + 1 - begin;
-            if (leaf >= 0) oracle->keys[i] += visible < SAMPLE_LEAF ? visible : SAMPLE_LEAF;
-        }
+    float *values = malloc((size_t)file->elements * sizeof *values);
+    for (uint64_t i = 0; values && i < file->elements; i++)
+        values[i] = half_to_float(((const uint16_t *)file->data)[i]);
+    return values;
+}
+
+/* What the tolerance of each row depends on. */
+static bool measure_rows(struct oracle *oracle, const struct sample *sample)
+{
+    float *q = widen(&sample->files[SAMPLE_Q]), *k = widen(&sample->files[SAMPLE_K]);
+    for (int64_t i = 0; q && k && i < sample->positions; i++) {
+        struct row_keys keys = {
+            k,           sample->dim, sample->position[i] + 1, oracle->lists + i * SAMPLE_TOPK,
+            SAMPLE_LEAF, SAMPLE_TOPK, (int32_t)sample->dim};
+        int64_t row = (sample->position[i] - sample->first_position) * sample->q_heads;
+        oracle->keys[i] = row_count(&keys);
+        for (int64_t h = 0; h < sample->q_heads; h++)
+            oracle->condition[i * sample->q_heads + h] =
+                row_condition(&keys, q + (row + h) * sample->dim, 1 / sqrt((double)sample->dim));
     }
+    bool done = q && k;
+    free(q);
+    free(k);
+    return done;
 }
 
 static int fill_oracle(struct oracle *oracle, const struct sample *sample, bool known,
@@ -237,11 +256,12 @@ int oracle_open(struct oracle *oracle, const struct sample *sample, const char *
     oracle->abs_out = malloc(rows * (size_t)sample->dim_v * sizeof *oracle->abs_out);
     oracle->lse = malloc(rows * sizeof *oracle->lse);
     oracle->keys = malloc((size_t)sample->positions * sizeof *oracle->keys);
-    if (!oracle->out || !oracle->abs_out || !oracle->lse || !oracle->keys) {
+    oracle->condition = malloc(rows * sizeof *oracle->condition);
+    if (!oracle->out || !oracle->abs_out || !oracle->lse || !oracle->keys || !oracle->condition ||
+        !measure_rows(oracle, sample)) {
         program_error("out of memory");
         return STATUS_FAILED;
     }
-    count_keys(oracle, sample);
     return fill_oracle(oracle, sample, strcmp(selector, "pisa") == 0, reference);
 }
 
@@ -253,4 +273,5 @@ void oracle_close(struct oracle *oracle)
     free(oracle->abs_out);
     free(oracle->lse);
     free(oracle->keys);
+    free(oracle->condition);
 }
