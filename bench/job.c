@@ -64,15 +64,43 @@ static clattn_status download(struct job *job)
 static clattn_status build_pyramid(struct job *job)
 {
     clattn_selector selector = job->select.selector;
+    if (job->pattern && !job->join) return CLATTN_SUCCESS;
     if (job->blocks || selector == CLATTN_SELECT_DENSE || selector == CLATTN_SELECT_FLAT_LSE)
         return CLATTN_SUCCESS;
     return clattn_pyramid_build(job->context, &job->attention, job->select.leaf, &job->device_k, &job->pyramid,
                                 NULL);
 }
 
+/* Lists of the pattern, one for as many queries as a leaf has keys. */
+static clattn_status list_pattern(struct job *job, clattn_blocks **blocks)
+{
+    clattn_pattern_shape shape = CLATTN_PATTERN_SHAPE_INIT;
+    shape.batch = job->q.batch;
+    shape.q_len = job->q.len;
+    shape.kv_len = job->k.len;
+    shape.heads = job->pattern_heads;
+    shape.block = shape.q_block = job->select.leaf;
+    return clattn_pattern_blocks(job->context, job->pattern, &job->attention, &shape, blocks);
+}
+
+static clattn_status join(struct job *job)
+{
+    clattn_blocks *selected = NULL, *listed = NULL;
+    clattn_status status = clattn_select(job->context, &job->attention, &job->select, &job->device_q,
+                                         &job->device_k, job->pyramid, &selected, NULL);
+    if (status == CLATTN_SUCCESS) status = list_pattern(job, &listed);
+    if (status == CLATTN_SUCCESS)
+        status = clattn_blocks_union(job->context, &job->attention, job->q.batch, job->q.len, selected, listed,
+                                     &job->blocks);
+    clattn_blocks_release(job->context, selected);
+    clattn_blocks_release(job->context, listed);
+    return status;
+}
+
 static clattn_status choose(struct job *job)
 {
-    if (job->blocks || job->select.selector == CLATTN_SELECT_DENSE) return CLATTN_SUCCESS;
+    if (job->blocks || (job->select.selector == CLATTN_SELECT_DENSE && !job->pattern)) return CLATTN_SUCCESS;
+    if (job->pattern) return job->join ? join(job) : list_pattern(job, &job->blocks);
     return clattn_select(job->context, &job->attention, &job->select, &job->device_q, &job->device_k,
                          job->pyramid, &job->blocks, NULL);
 }

@@ -15,6 +15,10 @@ struct job {
     clattn_context *context;
     clattn_attention_desc attention;
     clattn_select_desc select;
+    const clattn_pattern *pattern; /* NULL: chosen by `select` alone; else its lists, which are joined with
+                                      those of `select` when `join` is set */
+    bool join;
+    int32_t pattern_heads; /* list heads of the pattern */
     clattn_tensor q, k, v; /* host views */
     float *out, *lse;      /* [batch][q_len][q_heads][dim_v], [batch][q_len][q_heads] */
     clattn_blocks

@@ -24,6 +24,7 @@ static const struct {
     {"run", run_main, "compute block-sparse attention over tensors in files"},
     {"check", check_main, "compare every backend of this machine with the reference"},
     {"demo", demo_main, "run attention on the bundled sample with every backend"},
+    {"pattern", pattern_main, "count and draw a static pattern"},
 };
 #define SUBCOMMANDS (sizeof subcommands / sizeof *subcommands)
 

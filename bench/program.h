@@ -18,6 +18,7 @@ int info_main(int argc, char **argv);
 int run_main(int argc, char **argv);
 int check_main(int argc, char **argv);
 int demo_main(int argc, char **argv);
+int pattern_main(int argc, char **argv);
 
 /* "clattn SUBCOMMAND: message" on standard error, control characters replaced. */
 void program_error(const char *format, ...) __attribute__((format(printf, 1, 2)));

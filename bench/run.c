@@ -76,17 +76,55 @@ static int parse_forced(struct run *run)
     return STATUS_OK;
 }
 
+/* The number of the selector that the first `length` characters name, or -1. */
+static int find_selector(const char *text, size_t length)
+{
+    for (int i = 0; run_selectors[i]; i++)
+        if (strlen(run_selectors[i]) == length && strncmp(text, run_selectors[i], length) == 0) return i;
+    return -1;
+}
+
+/* A selector's name; or a pattern; or the name, +, and a pattern. */
+static int parse_selector(struct run *run)
+{
+    char error[256];
+    const char *text = run->selector_text;
+    if (!text) return STATUS_OK;
+    size_t length = strcspn(text, "+ ");
+    int selector = find_selector(text, length);
+    if (selector >= 0 && (text[length] == 0 || selector != CLATTN_SELECT_DENSE)) {
+        run->selector = selector;
+        if (text[length] == 0) return STATUS_OK;
+        run->join = true;
+        length += strspn(text + length, " ");
+        if (text[length] != '+') return program_usage("--selector: '+' is missing in '%s'", text);
+        length++;
+    } else {
+        length = 0;
+    }
+    if (clattn_pattern_parse(text + length, &run->pattern, error, sizeof error) != CLATTN_SUCCESS)
+        return program_usage(
+            "--selector: '%s' is not one of pisa, pisa1, pisa2, flat-mean, flat-lse, dense, nor a pattern: "
+            "%s",
+            text + length, error);
+    if (run->output_names[RUN_BLOCKS])
+        return program_usage("--blocks: not with a pattern, whose lists are of no fixed length");
+    return STATUS_OK;
+}
+
 static int check_options(struct run *run)
 {
     static const char names[RUN_INPUTS] = {'q', 'k', 'v'};
     for (int i = 0; i < RUN_INPUTS; i++)
         if (!run->input_names[i])
             return program_usage("--%c FILE is missing; see 'clattn run --help'", names[i]);
+    int status = parse_selector(run);
+    if (status != STATUS_OK) return status;
     if (run->selector == CLATTN_SELECT_DENSE && run->output_names[RUN_BLOCKS])
         return program_usage("--blocks: the dense selector makes no block lists");
     if (!isnan(run->scale) && fabs(run->scale) > 3e38) return program_usage("--scale is beyond float32");
     if (run->json && !report_available()) return STATUS_USAGE;
-    int status = parse_forced(run);
+    status = parse_forced(run);
     return status == STATUS_OK ? device_choice_check(&run->choice) : status;
 }
 
@@ -104,12 +142,14 @@ static bool parse_options(struct run *run, int argc, char **argv, int *status)
          NULL},
         {"no-causal", OPTION_NO_FLAG, &run->causal, NULL, "a query sees all keys", 0, 0, NULL},
         {"scale", OPTION_REAL, &run->scale, "S", "factor of q.k (default 1/sqrt(dim))", 0, 0, NULL},
-        {"selector", OPTION_CHOICE, &run->selector, NULL,
+        {"selector", OPTION_TEXT, &run->selector_text, "WHICH",
          "how leaves are chosen (default pisa): a walk down a pyramid of\n"
          "key means by logsumexp (pisa), by mean (pisa1) or by mean and\n"
          "half the variance (pisa2); every leaf by its mean (flat-mean)\n"
-         "or exactly (flat-lse); or all keys (dense)",
-         0, 0, run_selectors},
+         "or exactly (flat-lse); all keys (dense); a static pattern as\n"
+         "'local:1+log-stride+anchors:first', see 'clattn pattern\n"
+         "--help'; or both as 'pisa+local:1'",
+         0, 0, NULL},
         {"leaf", OPTION_CHOICE, &run->leaf, NULL, "tokens in a leaf (default 64)", 0, 0, run_leaves},
         {"topk", OPTION_INTEGER, &run->topk, "K", "leaves for each query and key head (default 8)", 1,
          CLATTN_TOPK_MAX, NULL},
@@ -155,6 +195,9 @@ static void prepare_job(struct run *run)
     job->select.leaf = leaves[run->leaf];
     job->select.forced_first = run->forced_first;
     job->select.forced_last = run->forced_last;
+    job->pattern = run->pattern;
+    job->join = run->join;
+    job->pattern_heads = run->selector_text && strchr(run->selector_text, ';') ? (int32_t)run->q_heads : 1;
 
     double keys = run->selector == CLATTN_SELECT_DENSE ? (double)run->kv_len : 64.0 * (double)run->topk;
     double work = keys * (double)run->batch * (double)run->q_len * (double)run->q_heads;

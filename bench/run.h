@@ -18,7 +18,10 @@ struct run {
     const char *input_names[RUN_INPUTS], *output_names[RUN_OUTPUTS];
     struct device_choice choice;
     bool causal, json;
-    double scale; /* NAN: the default */
+    double scale;              /* NAN: the default */
+    const char *selector_text; /* a selector, a pattern, or a selector + a pattern */
+    clattn_pattern *pattern;   /* NULL: none */
+    bool join;                 /* the selector's lists and the pattern's */
     int leaf, selector, layout, request;
     int64_t topk;
     const char *forced;

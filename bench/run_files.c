@@ -180,6 +180,7 @@ void run_close(struct run *run)
 {
     job_release(&run->job);
     clattn_context_release(run->job.context);
+    clattn_pattern_release(run->pattern);
     free(run->job.out);
     free(run->job.lse);
     for (int i = 0; i < RUN_OUTPUTS; i++)

@@ -41,10 +41,11 @@ static void report_selection(report *parent, const struct run *run)
 {
     const clattn_select_desc *desc = &run->job.select;
     report *selection = report_child(parent, "selection");
-    report_text(selection, "selector", run_selectors[run->selector]);
-    if (run->selector == CLATTN_SELECT_DENSE) return;
+    report_text(selection, "selector", run->pattern ? run->selector_text : run_selectors[run->selector]);
+    if (run->selector == CLATTN_SELECT_DENSE && !run->pattern) return;
     report_integer(selection, "leaf", desc->leaf);
     report_integer(selection, "leaves", (run->kv_len + desc->leaf - 1) / desc->leaf);
+    if (run->pattern && !run->join) return;
     report_integer(selection, "topk", desc->topk);
     report_integer(selection, "forced_first", run->causal ? desc->forced_first : 0);
     report_integer(selection, "forced_last", run->causal ? desc->forced_last : 0);
@@ -103,7 +104,10 @@ static void print_text(const struct run *run)
            run->batch, run->q_len, run->q_heads, run->kv_len, run->kv_heads, run->dim, run->dim_v,
            element_name(run->files[RUN_Q].type));
     printf("attention  %s, scale %g, ", run->causal ? "causal" : "not causal", scale_used(run));
-    if (run->selector == CLATTN_SELECT_DENSE)
+    if (run->pattern)
+        printf("%s, of %" PRId64 " leaves of %" PRId32 " tokens\n", run->selector_text,
+               (run->kv_len + desc->leaf - 1) / desc->leaf, desc->leaf);
+    else if (run->selector == CLATTN_SELECT_DENSE)
         puts("dense");
     else
         printf("%s, at most %" PRId32 " of %" PRId64 " leaves of %" PRId32 " tokens\n",

@@ -67,7 +67,7 @@ grep -q '^  run ' stdout || fail 'help does not name run'
 run_clattn 0 --version
 grep -Eq '^clattn [0-9]+\.[0-9]+\.[0-9]+$' stdout || fail 'no version'
 run_clattn 2
-for name in info run check demo; do
+for name in info run check demo pattern; do
     run_clattn 0 "$name" --help
     grep -q "^Usage: clattn $name" stdout || fail "$name --help has no usage line"
     cp stdout help
@@ -108,6 +108,9 @@ refused 2 'previous needs current' run $files --forced previous
 refused 2 'does not go with --backend cpu' run $files --backend cpu --device 0
 refused 2 'an empty name' run $files --device ''
 refused 2 'makes no block lists' run $files --selector dense --blocks b.npy
+refused 2 'nor a pattern: column 7: ' run $files --selector local:x
+refused 2 "'+' is missing in 'pisa local'" run $files --selector 'pisa local'
+refused 2 'no fixed length' run $files --selector pisa+local --blocks b.npy
 refused 2 "unknown option '--frobnicate'" check --frobnicate
 refused 2 'is what the others are compared with' check --backend reference
 refused 2 "unknown option '--frobnicate'" demo --frobnicate
@@ -203,6 +206,14 @@ cmp -s out.npy other.npy && fail '--no-causal changes nothing'
 run_clattn 0 run $files $reference --topk 13 --out all.npy
 run_clattn 0 run $files --backend reference --selector dense --out other.npy
 same all.npy other.npy 'all leaves differ from dense'
+
+# Static patterns as selectors, alone and joined with a selector's lists.
+run_clattn 0 run $files --backend reference --selector 'strided:1; 1=dense' --leaf 16 --out other.npy
+same all.npy other.npy 'a pattern of all blocks differs from dense'
+run_clattn 0 run $files $reference --selector 'pisa + dense' --out other.npy
+same all.npy other.npy 'a selector and all blocks differ from dense'
+run_clattn 0 run $files $reference --selector local:1+log-stride+anchors:first --out other.npy
+cmp -s all.npy other.npy && fail 'a pattern changes nothing'
 
 # What was written can be read: float32 in.
 run_clattn 0 run --q out.npy --k out.npy --v out.npy --backend reference --dtype f32 --out other.npy
