@@ -3,7 +3,7 @@
 
 #include "config.h"
 
-#include "reference.h"
+#include "cpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -215,12 +215,6 @@ static clattn_status cpu_tensor_copy(clattn_context *context, const clattn_tenso
             for (int64_t h = 0; h < from->heads; h++)
                 memcpy(tensor_row(to, b, i, h), tensor_row(from, b, i, h), bytes);
     return CLATTN_SUCCESS;
-}
-
-clattn_status cpu_backward(clattn_context *context, const struct backward_job *job)
-{
-    bool starts = job->blocks && job->blocks->starts; /* boundaries of the caller are the reference's alone */
-    return (starts ? backward_ref : cpu_kernels_of(context)->backward)(context, job);
 }
 
 static clattn_status cpu_finish(clattn_context *context, const clattn_sync *sync)

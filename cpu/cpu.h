@@ -41,6 +41,14 @@ struct forward_tile {
 typedef void forward_tile_function(const struct forward_job *job, const struct forward_tile *tile,
                                    void *scratch);
 
+/* Gradient of the queries of one tile. delta [q_len][q_heads]: D of the tile's sequence. */
+typedef void backward_query_function(const struct backward_job *job, const struct forward_tile *tile,
+                                     const float *delta, void *scratch);
+
+/* What the listed rows give to one key block, added to tile->dk and dv. See backward.h. */
+struct key_tile;
+typedef void backward_key_function(const struct backward_job *job, const struct key_tile *tile, void *scratch);
+
 struct cpu_kernels {
     const char *variant;
     pyramid_leaf_function *pyramid_leaf;
@@ -50,7 +58,10 @@ struct cpu_kernels {
     forward_tile_function *forward_tile;
     size_t (*forward_scratch)(const struct forward_job *job, int32_t rows,
                               int32_t heads); /* of the largest tile */
-    clattn_status (*backward)(clattn_context *context, const struct backward_job *job);
+    backward_query_function *backward_query;  /* NULL: the reference computes gradients */
+    size_t (*backward_query_scratch)(const struct backward_job *job, int32_t rows, int32_t heads);
+    backward_key_function *backward_key;
+    size_t (*backward_key_scratch)(const struct backward_job *job);
     int32_t forward_rows; /* query rows x heads of a tile that suits the kernel, for dense attention and query
                              blocks */
 };
@@ -79,6 +90,12 @@ clattn_status cpu_forward(clattn_context *context, const struct forward_job *job
 
 clattn_status cpu_gather(clattn_context *context, const struct gather_job *job);
 clattn_status cpu_backward(clattn_context *context, const struct backward_job *job);
+
+/* Options, element masks and block boundaries of the caller: the vectorised kernels do not know them. */
+static inline bool reference_only(const struct problem *problem, const clattn_blocks *blocks)
+{
+    return has_options(&problem->options) || (blocks && (blocks->mask || blocks->starts));
+}
 
 int cpu_threads(const clattn_context *context); /* that a parallel region of this context uses */
 void *cpu_scratch(size_t bytes);                /* 64-byte aligned, released by free */

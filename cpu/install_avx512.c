@@ -11,5 +11,9 @@ void cpu_install_avx512(struct cpu_kernels *kernels)
     kernels->select_scratch = select_scratch_avx512;
     kernels->forward_tile = forward_tile_avx512;
     kernels->forward_scratch = forward_scratch_avx512;
+    kernels->backward_query = backward_query_avx512;
+    kernels->backward_query_scratch = backward_query_scratch_avx512;
+    kernels->backward_key = backward_key_avx512;
+    kernels->backward_key_scratch = backward_key_scratch_avx512;
     kernels->forward_rows = 64;
 }

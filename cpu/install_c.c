@@ -11,5 +11,9 @@ void cpu_install_c(struct cpu_kernels *kernels)
     kernels->select_scratch = select_scratch_c;
     kernels->forward_tile = forward_tile_c;
     kernels->forward_scratch = forward_scratch_c;
+    kernels->backward_query = backward_query_c;
+    kernels->backward_query_scratch = backward_query_scratch_c;
+    kernels->backward_key = backward_key_c;
+    kernels->backward_key_scratch = backward_key_scratch_c;
     kernels->forward_rows = 64;
 }

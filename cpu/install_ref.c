@@ -11,6 +11,5 @@ void cpu_install_ref(struct cpu_kernels *kernels)
     kernels->select_scratch = select_scratch_ref;
     kernels->forward_tile = forward_tile_ref;
     kernels->forward_scratch = forward_scratch_ref;
-    kernels->backward = backward_ref;
     kernels->forward_rows = 1;
 }

@@ -12,6 +12,10 @@ select_row_function select_row_avx2;
 size_t select_scratch_avx2(const struct select_job *job);
 forward_tile_function forward_tile_avx2;
 size_t forward_scratch_avx2(const struct forward_job *job, int32_t rows, int32_t heads);
+backward_query_function backward_query_avx2;
+size_t backward_query_scratch_avx2(const struct backward_job *job, int32_t rows, int32_t heads);
+backward_key_function backward_key_avx2;
+size_t backward_key_scratch_avx2(const struct backward_job *job);
 void exp_avx2(const float *x, float *result, int64_t count); /* count: whole vectors; for tests */
 
 #endif

@@ -12,6 +12,10 @@ select_row_function select_row_c;
 size_t select_scratch_c(const struct select_job *job);
 forward_tile_function forward_tile_c;
 size_t forward_scratch_c(const struct forward_job *job, int32_t rows, int32_t heads);
+backward_query_function backward_query_c;
+size_t backward_query_scratch_c(const struct backward_job *job, int32_t rows, int32_t heads);
+backward_key_function backward_key_c;
+size_t backward_key_scratch_c(const struct backward_job *job);
 void exp_c(const float *x, float *result, int64_t count); /* count: whole vectors; for tests */
 
 #endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT */
+/* Gradients of attention over a block list: AVX-512. */
+
+#include "simd_avx512.h"
+
+#include "attention_backward_simd.h"
+#include "kernels_avx512.h"
+
+size_t backward_query_scratch_avx512(const struct backward_job *job, int32_t rows, int32_t heads)
+{
+    return backward_query_scratch_simd(job, rows, heads);
+}
+
+void backward_query_avx512(const struct backward_job *job, const struct forward_tile *tile, const float *delta,
+                           void *scratch)
+{
+    backward_query_simd(job, tile, delta, scratch);
+}
+
+size_t backward_key_scratch_avx512(const struct backward_job *job)
+{
+    return backward_key_scratch_simd(job);
+}
+
+void backward_key_avx512(const struct backward_job *job, const struct key_tile *tile, void *scratch)
+{
+    backward_key_simd(job, tile, scratch);
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLATTN_CPU_BACKWARD_H
+#define CLATTN_CPU_BACKWARD_H
+
+/* What the driver of the backward pass (cpu_backward.c) and its kernels share. */
+
+#include "cpu.h"
+
+/* Keys per block of a job. */
+static inline int64_t backward_block(const struct backward_job *job)
+{
+    return job->blocks ? job->blocks->block : DENSE_BLOCK;
+}
+
+/* Floats of a row of an accumulator: whole vectors of every variant. */
+static inline int64_t gradient_stride(int32_t dim)
+{
+    return (dim + 15) / 16 * 16;
+}
+
+/* List rows that give to one key block, by heads that share a list. */
+struct key_part {
+    int32_t head, heads; /* query heads */
+    const int32_t *rows; /* [count] list rows of the sequence, ascending; NULL: first_row and those after it */
+    int64_t first_row, count;
+};
+
+/* One key block of one key head, or a segment of the rows that list it. */
+struct key_tile {
+    const struct sequence *sequence;
+    int32_t kv_head;
+    int64_t block; /* its number */
+    struct key_part *parts;
+    int32_t part_count;
+    const float *delta; /* [q_len][q_heads] D of the sequence */
+    float *dk, *dv;     /* [block][gradient_stride(dim or dim_v)], to be added to */
+};
+
+/* Gradient of one row: float32 values to the tensor's dtype, added when the job accumulates. */
+void gradient_row_write(const struct backward_job *job, const clattn_tensor *tensor, int64_t batch, int64_t row,
+                        int32_t head, const float *values);
+
+#endif

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: MIT */
+/* Backward driver.
+ *
+ * D for every row and head; then tiles of query rows for dq; then, through the inverse of the block lists, one
+ * key block after the other for dk and dv. A block that very many rows list is cut into segments with
+ * accumulators of their own, which are added in order. Cuts do not depend on the number of threads, so neither
+ * do the bits. */
+
+#include "config.h"
+
+#include "backward.h"
+#include "cpu_tiles.h"
+#include "inverse.h"
+#include "reference.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One piece of work of the second half. */
+struct item {
+    int64_t sequence, block;
+    int32_t kv_head;
+    int32_t part_count;
+    int64_t first_part; /* index into parts */
+    int32_t segment;    /* index of this piece among those of the block ... */
+    int32_t segments;   /* ... and their number; results of more than one go through `partial` */
+    int64_t partial;    /* index of the accumulator, when segments > 1 */
+};
+
+struct plan {
+    const struct backward_job *job;
+    struct inverse inverse;
+    int64_t *delta_base; /* [sequences] first element of a sequence's [q_len][q_heads] */
+    float *delta;
+    struct item *items;
+    struct key_part *parts;
+    int64_t item_count, part_count, partial_count;
+    float *partial;
+    int64_t dk_floats, dv_floats; /* of one accumulator */
+};
+
+static void plan_free(struct plan *plan)
+{
+    inverse_free(&plan->inverse);
+    free(plan->delta_base);
+    free(plan->delta);
+    free(plan->items);
+    free(plan->parts);
+    free(plan->partial);
+}
+
+void gradient_row_write(const struct backward_job *job, const clattn_tensor *tensor, int64_t batch, int64_t row,
+                        int32_t head, const float *values)
+{
+    void *place = tensor_row(tensor, batch, row, head);
+    for (int64_t d = 0; d < tensor->dim; d++)
+        store_element(place, tensor->dtype, d,
+                      job->accumulate ? load_element(place, tensor->dtype, d) + values[d] : values[d]);
+}
+
+/* ---- D ---- */
+
+static float row_delta(const struct backward_job *job, const struct sequence *sequence, int64_t i, int32_t head)
+{
+    int64_t row = sequence->q_row + i;
+    const void *dout = tensor_row(job->dout, sequence->batch, row, head),
+               *out = tensor_row(job->out, sequence->batch, row, head);
+    double sum = 0;
+    for (int32_t d = 0; d < job->problem->dim_v; d++)
+        sum += (double)load_element(dout, job->dout->dtype, d) * (double)load_element(out, job->out->dtype, d);
+    if (job->dlse)
+        sum -= (double)load_element(tensor_row(job->dlse, sequence->batch, row, head), CLATTN_FLOAT32, 0);
+    return (float)sum;
+}
+
+static void deltas(struct plan *plan, int threads)
+{
+    const struct problem *problem = plan->job->problem;
+    (void)threads;
+    for (int64_t s = 0; s < problem->count; s++) {
+        const struct sequence *sequence = &problem->sequences[s];
+        float *delta = plan->delta + plan->delta_base[s];
+#pragma omp parallel for schedule(static) num_threads(threads)
+        for (int64_t i = 0; i < sequence->q_len; i++)
+            for (int32_t head = 0; head < problem->q_heads; head++)
+                delta[i * problem->q_heads + head] = row_delta(plan->job, sequence, i, head);
+    }
+}
+
+/* ---- plan of the second half ---- */
+
+/* Pairs of (query row, block) that one accumulator may take: it costs at most 8 bytes a pair. */
+static int64_t segment_pairs(const struct plan *plan)
+{
+    return MAX(4096, (plan->dk_floats + plan->dv_floats) * (int64_t)sizeof(float) / 4);
+}
+
+/* The rows that list a block, by list head; returns how many parts there are. */
+static int32_t block_parts(const struct plan *plan, int64_t s, int32_t kv_head, int64_t block,
+                           struct key_part *parts)
+{
+    const struct backward_job *job = plan->job;
+    const struct problem *problem = job->problem;
+    const struct sequence *sequence = &problem->sequences[s];
+    const clattn_blocks *blocks = job->blocks;
+    if (!blocks) {
+        int64_t first = problem->causal ? MAX(block * DENSE_BLOCK - sequence->kv_len + sequence->q_len, 0) : 0;
+        parts[0] = (struct key_part){kv_head * problem->group, problem->group, NULL, first,
+                                     MAX(sequence->q_len - first, 0)};
+        return 1;
+    }
+    bool per_query_head = blocks->heads == problem->q_heads;
+    int32_t heads = per_query_head ? 1 : problem->group, count = problem->group / heads;
+    for (int32_t n = 0; n < count; n++) {
+        int32_t head = kv_head * problem->group + n * heads;
+        int32_t list_head = (int32_t)((int64_t)head * blocks->heads / problem->q_heads);
+        int64_t bin = inverse_bin(&plan->inverse, problem, blocks, s, list_head, block);
+        int64_t first = plan->inverse.first[bin];
+        parts[n] =
+            (struct key_part){head, heads, plan->inverse.rows + first, 0, plan->inverse.first[bin + 1] - first};
+    }
+    return count;
+}
+
+/* Cuts one block into items; items or parts NULL: only counts. */
+static void block_items(struct plan *plan, int64_t s, int32_t kv_head, int64_t block, struct key_part *parts,
+                        bool place)
+{
+    int32_t count = block_parts(plan, s, kv_head, block, parts), segments = 0;
+    int64_t q_block = plan->job->problem->q_block, most = MAX(segment_pairs(plan) / q_block, 1), total = 0;
+    struct item item = {.sequence = s, .block = block, .kv_head = kv_head};
+    for (int32_t n = 0; n < count; n++) {
+        total += parts[n].count;
+        segments += (int32_t)ceil_div(parts[n].count, most);
+    }
+    item.segments = total <= most ? 1 : segments;
+    if (item.segments == 1) { /* every part in one piece */
+        item.part_count = count;
+        item.first_part = plan->part_count;
+        if (place) {
+            memcpy(plan->parts + plan->part_count, parts, (size_t)count * sizeof *parts);
+            plan->items[plan->item_count] = item;
+        }
+        plan->part_count += count;
+        plan->item_count++;
+        return;
+    }
+    item.part_count = 1;
+    for (int32_t n = 0; n < count; n++)
+        for (int64_t first = 0; first < parts[n].count; first += most, item.segment++) {
+            struct key_part part = parts[n];
+            if (part.rows) part.rows += first;
+            part.first_row += first;
+            part.count = MIN(most, parts[n].count - first);
+            item.first_part = plan->part_count;
+            item.partial = plan->partial_count;
+            if (place) {
+                plan->parts[plan->part_count] = part;
+                plan->items[plan->item_count] = item;
+            }
+            plan->part_count++;
+            plan->item_count++;
+            plan->partial_count++;
+        }
+}
+
+static void all_items(struct plan *plan, struct key_part *parts, bool place)
+{
+    const struct problem *problem = plan->job->problem;
+    plan->item_count = plan->part_count = plan->partial_count = 0;
+    for (int64_t s = 0; s < problem->count; s++)
+        for (int32_t h = 0; h < problem->kv_heads; h++)
+            for (int64_t b = 0; b < ceil_div(problem->sequences[s].kv_len, backward_block(plan->job)); b++)
+                block_items(plan, s, h, b, parts, place);
+}
+
+static clattn_status plan_items(clattn_context *context, struct plan *plan)
+{
+    const struct problem *problem = plan->job->problem;
+    struct key_part *parts = malloc((size_t)problem->group * sizeof *parts);
+    if (parts) {
+        all_items(plan, parts, false);
+        plan->items = malloc((size_t)(plan->item_count + 1) * sizeof *plan->items);
+        plan->parts = malloc((size_t)(plan->part_count + 1) * sizeof *plan->parts);
+        size_t floats = (size_t)(plan->partial_count * (plan->dk_floats + plan->dv_floats));
+        plan->partial = calloc(floats + 1, sizeof *plan->partial);
+    }
+    if (!plan->items || !plan->parts || !plan->partial) {
+        free(parts);
+        return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %lld key blocks",
+                    (long long)plan->item_count);
+    }
+    all_items(plan, parts, true);
+    free(parts);
+    return CLATTN_SUCCESS;
+}
+
+static clattn_status plan_make(clattn_context *context, const struct backward_job *job, struct plan *plan)
+{
+    const struct problem *problem = job->problem;
+    int64_t rows = 0;
+    *plan = (struct plan){.job = job,
+                          .dk_floats = backward_block(job) * gradient_stride(problem->dim),
+                          .dv_floats = backward_block(job) * gradient_stride(problem->dim_v),
+                          .delta_base = malloc((size_t)(problem->count + 1) * sizeof *plan->delta_base)};
+    if (!plan->delta_base)
+        return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %lld sequences", (long long)problem->count);
+    for (int64_t s = 0; s < problem->count; s++) {
+        plan->delta_base[s] = rows * problem->q_heads;
+        rows += problem->sequences[s].q_len;
+    }
+    plan->delta = malloc((size_t)(rows * problem->q_heads + 1) * sizeof *plan->delta);
+    if (!plan->delta)
+        return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %lld query rows", (long long)rows);
+    if (!job->dk) return CLATTN_SUCCESS;
+    if (job->blocks) {
+        clattn_status status = inverse_make(context, problem, job->blocks, job->blocks->indices.host,
+                                            job->blocks->counts.host, &plan->inverse);
+        if (status) return status;
+    }
+    return plan_items(context, plan);
+}
+
+/* ---- work ---- */
+
+static int run_queries(const struct cpu_kernels *kernels, const struct plan *plan, int threads)
+{
+    const struct backward_job *job = plan->job;
+    const struct problem *problem = job->problem;
+    struct tiling tiling = tiling_of(problem, job->blocks, kernels->forward_rows);
+    size_t bytes = kernels->backward_query_scratch(job, tiling.rows, tiling.heads);
+    int failed = 0;
+    (void)threads;
+#pragma omp parallel num_threads(threads)
+    {
+        void *scratch = cpu_scratch(bytes);
+        if (!scratch) {
+#pragma omp atomic write
+            failed = 1;
+        }
+        for (int64_t s = 0; s < problem->count; s++) {
+            int64_t tiles = tiling_tiles(&tiling, problem, job->blocks, s);
+#pragma omp for schedule(dynamic, 4) nowait
+            for (int64_t n = 0; n < tiles; n++) {
+                struct forward_tile tile;
+                if (scratch && tile_of(problem, job->blocks, &tiling, s, n, &tile))
+                    kernels->backward_query(job, &tile, plan->delta + plan->delta_base[s], scratch);
+            }
+        }
+        free(scratch);
+    }
+    return failed;
+}
+
+/* Writes the gradients of one block's keys and values. */
+static void write_block(const struct plan *plan, const struct item *item, const float *dk, const float *dv)
+{
+    const struct backward_job *job = plan->job;
+    const struct problem *problem = job->problem;
+    const struct sequence *sequence = &problem->sequences[item->sequence];
+    int64_t first = item->block * backward_block(job),
+            keys = MIN(backward_block(job), sequence->kv_len - first);
+    for (int64_t j = 0; j < keys; j++) {
+        int64_t row = sequence->k_row + first + j;
+        gradient_row_write(job, job->dk, sequence->batch, row, item->kv_head,
+                           dk + j * gradient_stride(problem->dim));
+        gradient_row_write(job, job->dv, sequence->batch, row, item->kv_head,
+                           dv + j * gradient_stride(problem->dim_v));
+    }
+}
+
+static void run_item(const struct cpu_kernels *kernels, const struct plan *plan, const struct item *item,
+                     float *own, void *scratch)
+{
+    int64_t floats = plan->dk_floats + plan->dv_floats;
+    bool is_whole = item->segments == 1;
+    struct key_tile tile = {.sequence = &plan->job->problem->sequences[item->sequence],
+                            .kv_head = item->kv_head,
+                            .block = item->block,
+                            .parts = plan->parts + item->first_part,
+                            .part_count = item->part_count,
+                            .delta = plan->delta + plan->delta_base[item->sequence],
+                            .dk = is_whole ? own : plan->partial + item->partial * floats};
+    tile.dv = tile.dk + plan->dk_floats;
+    if (is_whole) memset(own, 0, (size_t)floats * sizeof *own);
+    kernels->backward_key(plan->job, &tile, scratch);
+    if (is_whole) write_block(plan, item, tile.dk, tile.dv);
+}
+
+/* Adds up the segments of the block whose first one is `item`. */
+static void merge_item(const struct plan *plan, const struct item *item)
+{
+    int64_t floats = plan->dk_floats + plan->dv_floats;
+    float *sum = plan->partial + item->partial * floats;
+    for (int32_t segment = 1; segment < item->segments; segment++)
+        for (int64_t n = 0; n < floats; n++)
+            sum[n] += sum[segment * floats + n];
+    write_block(plan, item, sum, sum + plan->dk_floats);
+}
+
+static int run_keys(const struct cpu_kernels *kernels, const struct plan *plan, int threads)
+{
+    size_t bytes = kernels->backward_key_scratch(plan->job);
+    size_t own_bytes = (size_t)(plan->dk_floats + plan->dv_floats) * sizeof(float);
+    int failed = 0;
+    (void)threads;
+#pragma omp parallel num_threads(threads)
+    {
+        void *scratch = cpu_scratch(bytes);
+        float *own = cpu_scratch(own_bytes);
+        if (!scratch || !own) {
+#pragma omp atomic write
+            failed = 1;
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t n = 0; n < plan->item_count; n++)
+            if (scratch && own) run_item(kernels, plan, &plan->items[n], own, scratch);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t n = 0; n < plan->item_count; n++)
+            if (plan->items[n].segments > 1 && plan->items[n].segment == 0) merge_item(plan, &plan->items[n]);
+        free(scratch);
+        free(own);
+    }
+    return failed;
+}
+
+clattn_status cpu_backward(clattn_context *context, const struct backward_job *job)
+{
+    const struct cpu_kernels *kernels = cpu_kernels_of(context);
+    int threads = cpu_threads(context), failed = 0;
+    struct plan plan;
+    bool is_plain =
+        kernels->backward_key && !reference_only(job->problem, job->blocks) && job->compensation == 0;
+    if (!is_plain) return backward_ref(context, job);
+    clattn_status status = plan_make(context, job, &plan);
+    if (!status) {
+        deltas(&plan, threads);
+        if (job->dq) failed = run_queries(kernels, &plan, threads);
+        if (job->dk) failed |= run_keys(kernels, &plan, threads);
+        if (failed)
+            status =
+                fail(context, CLATTN_OUT_OF_MEMORY, "no memory for the scratch space of %d threads", threads);
+    }
+    plan_free(&plan);
+    return status;
+}
