@@ -45,19 +45,20 @@ typedef ushort out_element;
 #endif
 
 /* Loads `count` rows of a key or value tile, the rest of KEYS rows becomes zero, as do columns past the
- * dimension. */
+ * dimension. Returns 0, or NaN when an element is infinite or NaN. */
 #define DEFINE_LOAD_TILE(NAME, WIDTH, COLUMNS, COLUMNS_PADDED, PITCH)                                          \
-    inline void NAME(__local float *tile, __global const element *rows, long stride, uint count, uint lid)     \
+    inline float NAME(__local float *tile, __global const element *rows, long stride, uint count, uint lid)    \
     {                                                                                                          \
         const uint loads = CEIL_DIV(COLUMNS_PADDED, WIDTH);                                                    \
+        VECTOR(WIDTH) check = 0.0f;                                                                            \
         for (uint e = lid; e < KEYS * loads; e += ITEMS) {                                                     \
             uint row = e / loads, column = (e - row * loads) * WIDTH;                                          \
-            __local float *to = tile + row * PITCH + column;                                                   \
-            if (row < count && column < COLUMNS)                                                               \
-                PUT(WIDTH)(LOAD(WIDTH)(rows + (long)row * stride + column), to);                               \
-            else                                                                                               \
-                PUT(WIDTH)(0.0f, to);                                                                          \
+            VECTOR(WIDTH) x = 0.0f;                                                                            \
+            if (row < count && column < COLUMNS) x = LOAD(WIDTH)(rows + (long)row * stride + column);          \
+            PUT(WIDTH)(x, tile + row * PITCH + column);                                                        \
+            check += x * 0.0f;                                                                                 \
         }                                                                                                      \
+        return SUM(WIDTH)(check);                                                                              \
     }
 DEFINE_LOAD_TILE(load_keys, LOAD_K, DIM, DIM_PADDED, K_PITCH)
 DEFINE_LOAD_TILE(load_values, LOAD_V, DIM_V, DIM_V_PADDED, V_PITCH)
@@ -90,8 +91,16 @@ inline int first_block(__local const int *next)
     return block;
 }
 
+/* p * v; with `careful` 0 where p is, so that a NaN or an infinity stays with the rows that see its key. */
+inline lanes weighted(lanes p, float v, bool careful)
+{
+    lanes product = p * v;
+    if (careful) product = p == (lanes)(0.0f) ? (lanes)(0.0f) : product;
+    return product;
+}
+
 /* sums[d] += sum_j p_j v_j for DIMS_AT_ONCE dimensions of all keys of the tile. */
-inline void add_values(lanes *sums, __local const lanes *p, __local const float4 *values)
+inline void add_values(lanes *sums, __local const lanes *p, __local const float4 *values, bool careful)
 {
     lanes sum[DIMS_AT_ONCE];
 #pragma unroll
@@ -102,10 +111,10 @@ inline void add_values(lanes *sums, __local const lanes *p, __local const float4
 #pragma unroll
         for (uint d = 0; d < DIMS_AT_ONCE; d += 4) {
             float4 value = values[j * (V_PITCH / 4) + d / 4 * KEY_GROUPS];
-            sum[d] += p_j * value.x;
-            sum[d + 1] += p_j * value.y;
-            sum[d + 2] += p_j * value.z;
-            sum[d + 3] += p_j * value.w;
+            sum[d] += weighted(p_j, value.x, careful);
+            sum[d + 1] += weighted(p_j, value.y, careful);
+            sum[d + 2] += weighted(p_j, value.z, careful);
+            sum[d + 3] += weighted(p_j, value.w, careful);
         }
     }
 #pragma unroll
@@ -130,6 +139,7 @@ attention_forward(__global const element *restrict q, __global const element *re
     __local lanes decay[ROW_GROUPS];
     __local lanes_int seen[ROW_GROUPS], limit[ROW_GROUPS]; /* keys that a row sees at all, and in this block */
     __local int next[TOKENS], cursor[TOKENS];
+    __local int odd; /* the value tile has a NaN or an infinity */
     __local float *tile = (__local float *)key_tile;
 
     const uint lid = get_local_id(0), key_group = lid / ROW_GROUPS, row_group = lid - key_group * ROW_GROUPS;
@@ -184,6 +194,7 @@ attention_forward(__global const element *restrict q, __global const element *re
         const long key = (long)block_first + first;
         barrier(CLK_LOCAL_MEM_FENCE);
         load_keys(tile, k_rows + key * k_len_stride, k_len_stride, count, lid);
+        if (lid == 0) odd = 0;
         for (uint row = lid; row < ROWS; row += ITEMS) {
             uint t = min(row / HEADS, (uint)TOKENS - 1);
             ((__local int *)limit)[row] = next[t] == block ? ((__local int *)seen)[row] - (int)key : 0;
@@ -214,7 +225,8 @@ attention_forward(__global const element *restrict q, __global const element *re
             p_tile[(j * KEY_GROUPS + key_group) * ROW_GROUPS + row_group] = p;
         }
         if (key_group == 0) decay[row_group] = factor;
-        load_values(tile, v_rows + key * v_len_stride, v_len_stride, count, lid);
+        float check = load_values(tile, v_rows + key * v_len_stride, v_len_stride, count, lid);
+        if (check != 0.0f) odd = 1;
         for (uint t = lid; is_last && t < TOKENS; t += ITEMS)
             if (next[t] == block) {
                 cursor[t]++;
@@ -227,8 +239,13 @@ attention_forward(__global const element *restrict q, __global const element *re
         for (uint d = 0; d < ITEM_DIMS; d++)
             sums[d] *= factor;
 #pragma unroll
-        for (uint d = 0; d < ITEM_DIMS; d += DIMS_AT_ONCE)
-            add_values(sums + d, p_tile + row_group, key_tile + d / 4 * KEY_GROUPS + key_group);
+        for (uint d = 0; d < ITEM_DIMS; d += DIMS_AT_ONCE) {
+            __local const float4 *values = key_tile + d / 4 * KEY_GROUPS + key_group;
+            if (odd)
+                add_values(sums + d, p_tile + row_group, values, true);
+            else
+                add_values(sums + d, p_tile + row_group, values, false);
+        }
         first = is_last ? 0 : first + KEYS;
         if (is_last) block = first_block(next);
     }

@@ -181,6 +181,32 @@ DEFINE_PUT(8)
 DEFINE_PUT(16)
 #define PUT(N) JOIN(put, N)
 
+/* Sums of their elements. */
+inline float sum1(float x)
+{
+    return x;
+}
+inline float sum2(float2 x)
+{
+    return dot(x, (float2)(1.0f));
+}
+inline float sum4(float4 x)
+{
+    return dot(x, (float4)(1.0f));
+}
+inline float sum8(float8 x)
+{
+    return sum4(x.lo + x.hi);
+}
+inline float sum16(float16 x)
+{
+    return sum8(x.lo + x.hi);
+}
+#define SUM(N) JOIN(sum, N)
+
+typedef float float1;
+#define VECTOR(N) JOIN(float, N)
+
 /* ---- sequences ---- */
 
 /* A launch covers the sequences of a batch; `table` holds SEQUENCE_FIELDS numbers for each. A sequence has
