@@ -48,37 +48,39 @@ struct check {
     clattn_context *reference;
     struct variant variants[VARIANTS_MAX];
     int count;
+    bool broken;  /* a device could not be used */
     bool stopped; /* the reference failed */
     report *failures;
 };
 
-static bool add_variant(struct check *check, const clattn_device_info *device, const char *variant)
+static void add_variant(struct check *check, const clattn_device_info *device, const char *variant)
 {
     char index[16];
-    if (check->count == VARIANTS_MAX) return false;
     struct variant *v = &check->variants[check->count];
     struct device_choice choice = {(int)device->backend, NULL, variant};
+    const char *words = variant ? variant : "";
     snprintf(index, sizeof index, "%d", device->index);
-    if (device->backend == CLATTN_BACKEND_OPENCL) {
-        choice.device = index;
-        snprintf(v->name, sizeof v->name, "opencl:%d %s", device->index, variant);
-    } else
-        snprintf(v->name, sizeof v->name, "%s %s", backend_words[device->backend], variant);
-    if (device_open(&choice, &v->context) != STATUS_OK) return false;
+    if (device->backend == CLATTN_BACKEND_OPENCL) choice.device = index;
+    if (check->count == VARIANTS_MAX || device_open(&choice, &v->context) != STATUS_OK) {
+        check->broken = true;
+        return;
+    }
+    if (device->backend == CLATTN_BACKEND_OPENCL)
+        snprintf(v->name, sizeof v->name, "opencl:%d %s", device->index, words);
+    else
+        snprintf(v->name, sizeof v->name, "%s %s", backend_words[device->backend], words);
     v->device = *device;
     check->count++;
-    return true;
 }
 
 /* Every variant of a device has a context of its own. */
-static bool add_device(struct check *check, const clattn_device_info *device)
+static void add_device(struct check *check, const clattn_device_info *device)
 {
     char variants[sizeof device->variants], *rest = variants, *variant;
     memcpy(variants, device->variants, sizeof variants);
-    bool added = true;
+    if (!*variants) add_variant(check, device, NULL);
     while ((variant = strsep(&rest, " ")) != NULL)
-        if (*variant) added &= add_variant(check, device, variant);
-    return added;
+        if (*variant) add_variant(check, device, variant);
 }
 
 /* --device is resolved by the library, so that it means the same as in `clattn run`. */
@@ -101,19 +103,18 @@ static int add_devices(struct check *check)
     int asked, status = find_asked_device(check, &asked);
     if (status != STATUS_OK) return status;
     clattn_device_info info = {.size = sizeof info};
-    bool all = true;
     for (int n = 0; clattn_device_get(n, &info) == CLATTN_SUCCESS; n++) {
         clattn_backend wanted = (clattn_backend)check->choice.backend;
         if (info.backend == CLATTN_BACKEND_REFERENCE) continue;
         if (wanted != CLATTN_BACKEND_AUTO && info.backend != wanted) continue;
         if (asked >= 0 && info.index != asked) continue;
-        all &= add_device(check, &info);
+        add_device(check, &info);
     }
-    if (check->count == 0 && all) {
+    if (check->count == 0 && !check->broken) {
         program_error("backend %s: no such device here", backend_words[check->choice.backend]);
         return STATUS_NO_DEVICE;
     }
-    return all ? STATUS_OK : STATUS_FAILED;
+    return STATUS_OK;
 }
 
 static void describe(const struct check_problem *problem, char *text, size_t size)
@@ -214,7 +215,7 @@ static int conclude(const struct check *check, report *root)
         printf("%s: %" PRId64 " passed, %" PRId64 " failed (seed %" PRId64 ")\n", failed ? "FAIL" : "PASS",
                passed, failed, check->seed);
     /* Nothing compared is nothing proven. */
-    return check->stopped || failed > 0 || passed == 0 ? STATUS_FAILED : status;
+    return check->stopped || check->broken || failed > 0 || passed == 0 ? STATUS_FAILED : status;
 }
 
 static bool parse_options(struct check *check, int argc, char **argv, int *status)
