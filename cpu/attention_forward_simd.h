@@ -29,7 +29,8 @@ struct forward_state {
     float *row_max, *row_sum; /* [rows] */
     float *correction;        /* [rows] exp(old row_max - new row_max) */
     float *seen;              /* [rows] keys of the current block that the row sees */
-    float *key, *value;       /* [block] packed rows */
+    float *key;               /* packed keys: see dot_keys */
+    float *value;             /* [block][2 * WIDTH] packed values of one panel */
 };
 
 static int64_t rows_padded(int64_t rows)
@@ -54,8 +55,8 @@ static size_t state_layout(const struct forward_job *job, int64_t rows, void *sc
         {&state->row_sum, lanes},
         {&state->correction, lanes},
         {&state->seen, lanes},
-        {&state->key, block * packed_stride(problem->dim)},
-        {&state->value, block * packed_stride(problem->dim_v)},
+        {&state->key, CHUNK_ROWS_MAX * packed_stride(problem->dim)},
+        {&state->value, block * LANES_MAX},
     };
     size_t used = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -102,13 +103,10 @@ static void state_begin(struct forward_state *state)
 /* ---- one block ---- */
 
 struct block_view {
-    int64_t first;   /* its first key */
-    int64_t count;   /* keys that exist and that some row sees */
-    bool partial;    /* some row does not see all of them: state->seen counts */
-    const char *key; /* the caller's rows */
-    const char *value;
-    const char *next_key; /* of the block after it, or NULL */
-    int64_t next_count;
+    int64_t first; /* its first key */
+    int64_t count; /* keys that exist and that some row sees */
+    bool partial;  /* some row does not see all of them: state->seen counts */
+    struct rows key, value;
 };
 
 /* Weights of one lane group: logits become exp(z - row_max). */
@@ -142,37 +140,20 @@ static void softmax_lanes(struct forward_state *state, const struct block_view *
     }
 }
 
-static void block_logits(struct forward_state *state, const struct block_view *block)
+/* Columns d .. d + 2 * WIDTH - 1 of the values. Packed, with zeros past dim_v: 16-bit types, incomplete
+ * vectors, and rows that would fall into a few cache sets when they are read more than once. */
+static struct float_rows value_panel(const struct forward_state *state, const struct rows *value, int32_t d,
+                                     int vectors)
 {
-    const struct problem *problem = state->job->problem;
-    const clattn_tensor *k = state->job->k, *v = state->job->v;
-    int64_t value_bytes = problem->dim_v * (int64_t)dtype_bytes(v->dtype);
-    int64_t value_stride = v->len_stride * (int64_t)dtype_bytes(v->dtype);
-    struct float_rows key =
-        key_rows(block->key, k->dtype, k->len_stride, block->count, problem->dim, state->key);
-    for (int64_t first = 0; first < state->rows; first += LANES_MAX) {
-        int vectors = lane_vectors(state->rows - first);
-        int32_t done = 0;
-        for (int64_t j = 0; j < block->count; j += done) {
-            done = dot_rows(state->q + first * problem->dim, problem->dim, vectors, key.data + j * key.stride,
-                            key.stride, block->count - j, problem->scale,
-                            state->logits + first * state->block + j * vectors * WIDTH);
-            if (first == 0) prefetch_rows(block->value, value_stride, j, done, value_bytes);
-        }
-        softmax_lanes(state, block, first, vectors);
-    }
-}
-
-/* Values for weighted_sum, which needs whole vectors. Also packed: rows that would fall into a few cache sets,
- * when they are read more than once. */
-static struct float_rows value_rows(const struct forward_state *state, const struct block_view *block)
-{
-    const clattn_tensor *v = state->job->v;
-    int32_t dim_v = state->job->problem->dim_v;
-    bool conflicts = v->len_stride % 256 == 0 && v->len_stride && state->rows > PV_ROWS;
-    if (v->dtype == CLATTN_FLOAT32 && dim_v % WIDTH == 0 && !conflicts)
-        return (struct float_rows){(const float *)block->value, v->len_stride};
-    return rows_pack(block->value, v->dtype, v->len_stride, block->count, dim_v, state->value);
+    bool conflicts = value->stride != 0 && value->stride % 256 == 0 && state->rows > PV_ROWS;
+    if (value->dtype == CLATTN_FLOAT32 && d + vectors * WIDTH <= value->dim && !conflicts)
+        return (struct float_rows){(const float *)value->data + d, value->stride};
+    int64_t lanes = vectors * WIDTH, element = value->dtype == CLATTN_FLOAT32 ? 4 : 2;
+    int32_t exists = (int32_t)MIN(lanes, value->dim - d);
+    memset(state->value, 0, exists < lanes ? (size_t)(value->count * lanes) * sizeof(float) : 0);
+    panel_to_float(value->data + d * element, value->dtype, value->stride, value->count, exists, state->value,
+                   lanes);
+    return (struct float_rows){state->value, lanes};
 }
 
 /* Rows r .. r + rows - 1 of a lane group, columns d of the values. Weights of keys that a row does not see are
@@ -183,7 +164,6 @@ static void block_values_rows(struct forward_state *state, const struct block_vi
     int64_t lanes = lane_vectors(state->rows - first) * WIDTH, common = block->count;
     const float *p = state->logits + first * state->block + (r - first);
     float *out = state->out + r * state->out_stride + d;
-    value.data += d;
     if (block->partial)
         for (int i = 0; i < rows; i++)
             common = MIN(common, (int64_t)state->seen[r + i]);
@@ -198,20 +178,16 @@ static void block_values_rows(struct forward_state *state, const struct block_vi
     }
 }
 
-static void block_values(struct forward_state *state, const struct block_view *block)
+/* out = out * correction + weights * values; meanwhile the next block's keys are prefetched. */
+static void block_values(struct forward_state *state, const struct block_view *block, const struct rows *next)
 {
-    const struct problem *problem = state->job->problem;
-    const clattn_tensor *k = state->job->k;
-    int64_t key_bytes = problem->dim * (int64_t)dtype_bytes(k->dtype);
-    int64_t key_stride = k->len_stride * (int64_t)dtype_bytes(k->dtype);
-    int64_t panels = ceil_div(state->out_stride, 2 * WIDTH), panel_keys = ceil_div(block->next_count, panels);
-    struct float_rows value = value_rows(state, block);
+    int64_t panels = ceil_div(state->out_stride, 2 * WIDTH);
+    int64_t panel_keys = next ? ceil_div(next->count, panels) : 0;
     for (int64_t panel = 0; panel < panels; panel++) {
         int64_t d = panel * 2 * WIDTH;
         int vectors = state->out_stride - d > WIDTH ? 2 : 1;
-        if (block->next_key)
-            prefetch_rows(block->next_key, key_stride, panel * panel_keys,
-                          MIN(panel_keys, MAX(block->next_count - panel * panel_keys, 0)), key_bytes);
+        prefetch_rows(next, panel * panel_keys, panel_keys);
+        struct float_rows value = value_panel(state, &block->value, (int32_t)d, vectors);
         for (int64_t first = 0; first < state->rows; first += LANES_MAX) {
             int64_t end = MIN(first + LANES_MAX, state->rows);
             for (int64_t r = first; r < end; r += PV_ROWS)
@@ -228,19 +204,23 @@ static int64_t block_first(const struct forward_state *state, int64_t n)
     return (tile->indices ? tile->indices[n] : n) * (int64_t)state->block;
 }
 
-/* Block n of the list, cut to the keys that the tile's last row sees; false when it sees none. */
-static bool block_at(struct forward_state *state, int64_t n, int64_t visible, struct block_view *block)
+static struct rows block_rows(const struct forward_state *state, const clattn_tensor *tensor,
+                              const struct block_view *block)
 {
-    const struct forward_job *job = state->job;
     const struct sequence *sequence = state->tile->sequence;
-    int32_t kv_head = state->tile->head / job->problem->group;
+    int32_t kv_head = state->tile->head / state->job->problem->group;
+    return (struct rows){tensor_row(tensor, sequence->batch, sequence->k_row + block->first, kv_head),
+                         tensor->dtype, tensor->len_stride, block->count, (int32_t)tensor->dim};
+}
+
+/* Block n of the list, cut to the keys that the tile's last row sees; false when it sees none. */
+static bool block_at(const struct forward_state *state, int64_t n, int64_t visible, struct block_view *block)
+{
     block->first = block_first(state, n);
     block->count = MIN(state->block, visible - block->first);
     if (block->count <= 0) return false;
-    block->key = tensor_row(job->k, sequence->batch, sequence->k_row + block->first, kv_head);
-    block->value = tensor_row(job->v, sequence->batch, sequence->k_row + block->first, kv_head);
-    block->next_key = NULL;
-    block->next_count = 0;
+    block->key = block_rows(state, state->job->k, block);
+    block->value = block_rows(state, state->job->v, block);
     return true;
 }
 
@@ -264,8 +244,10 @@ static void state_finish(const struct forward_state *state)
     for (int64_t r = 0; r < state->rows; r++) {
         float *from = state->out + r * state->out_stride, sum = state->row_sum[r];
         void *to = (void *)tensor_tile_row(state, job->out, r);
-        vec divisor = vec_set(sum == 0 ? 1 : sum);
+        bool empty = state->row_max[r] == -INFINITY;
+        vec divisor = vec_set(empty ? 1 : sum);
         int32_t d = 0;
+        if (empty) memset(from, 0, (size_t)state->out_stride * sizeof(float));
         for (; d < dim_v; d += WIDTH)
             vec_store(from + d, vec_div(vec_load(from + d), divisor));
         for (d = 0; d + WIDTH <= dim_v; d += WIDTH)
@@ -273,7 +255,7 @@ static void state_finish(const struct forward_state *state)
         for (; d < dim_v; d++)
             store_element(to, job->out->dtype, d, from[d]);
         if (!job->lse) continue;
-        float lse = sum == 0 ? -INFINITY : (float)((double)state->row_max[r] + log((double)sum));
+        float lse = empty ? -INFINITY : (float)((double)state->row_max[r] + log((double)sum));
         store_element((void *)tensor_tile_row(state, job->lse, r), CLATTN_FLOAT32, 0, lse);
     }
 }
@@ -297,13 +279,12 @@ static void forward_tile_simd(const struct forward_job *job, const struct forwar
     for (int64_t n = 0; more; n++) {
         block = next;
         more = n + 1 < blocks && block_at(&state, n + 1, visible, &next);
-        if (more) {
-            block.next_key = next.key;
-            block.next_count = next.count;
-        }
         count_seen(&state, &block);
-        block_logits(&state, &block);
-        block_values(&state, &block);
+        dot_keys(state.q, state.rows, &block.key, job->problem->scale, state.logits, state.block, state.key,
+                 &block.value);
+        for (int64_t first = 0; first < state.rows; first += LANES_MAX)
+            softmax_lanes(&state, &block, first, lane_vectors(state.rows - first));
+        block_values(&state, &block, more ? &next.key : NULL);
     }
     state_finish(&state);
 }

@@ -32,7 +32,7 @@ static inline void query_pack(const void *row, clattn_dtype dtype, int32_t dim, 
                               int64_t lane)
 {
     float values[256];
-    row_to_float(row, dtype, dim, values);
+    panel_to_float(row, dtype, 0, 1, dim, values, 0);
     for (int32_t d = 0; d < dim; d++)
         q[d * lanes + lane] = values[d];
 }
@@ -117,6 +117,33 @@ static inline int32_t dot_rows(const float *q, int32_t dim, int vectors, const f
         return DOT_ROWS_1;
     }
     return dot_tile_rest(q, dim, vectors, key, stride, left, scale, logits);
+}
+
+/* Rows that are taken at once through all lane groups, small enough to stay in the nearest cache when packed.
+ */
+enum { CHUNK_ROWS_MAX = DOT_ROWS_1 > 2 * DOT_ROWS_2 ? DOT_ROWS_1 : 2 * DOT_ROWS_2 };
+
+/* Logits of all lane groups:  q [lane group][dim][lanes], logits [lane group][capacity][lanes], capacity >=
+ * keys->count; pack [CHUNK_ROWS_MAX][packed_stride(dim)]. Meanwhile `next` is prefetched, row by row. */
+static inline void dot_keys(const float *q, int64_t query_rows, const struct rows *keys, float scale,
+                            float *logits, int64_t capacity, float *pack, const struct rows *next)
+{
+    int32_t dim = keys->dim;
+    int64_t tile = lane_vectors(query_rows) == 1 ? DOT_ROWS_1 : DOT_ROWS_2;
+    int64_t chunk = query_rows > LANES_MAX ? 2 * DOT_ROWS_2 : tile;
+    for (int64_t j = 0; j < keys->count; j += chunk) {
+        int64_t count = MIN(chunk, keys->count - j);
+        struct float_rows key =
+            key_rows(keys->data + j * stride_bytes(keys), keys->dtype, keys->stride, count, dim, pack);
+        for (int64_t first = 0; first < query_rows; first += LANES_MAX) {
+            int vectors = lane_vectors(query_rows - first);
+            float *to = logits + first * capacity + j * vectors * WIDTH;
+            for (int64_t done = 0; done < count;)
+                done += dot_rows(q + first * dim, dim, vectors, key.data + done * key.stride, key.stride,
+                                 count - done, scale, to + done * vectors * WIDTH);
+        }
+        prefetch_rows(next, j, chunk);
+    }
 }
 
 #endif

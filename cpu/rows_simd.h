@@ -37,27 +37,54 @@ ALWAYS_INLINE void vec_store_as(void *row, clattn_dtype dtype, int64_t i, vec a)
         vec_store((float *)row + i, a);
 }
 
-ALWAYS_INLINE void row_to_float_of(const void *row, clattn_dtype dtype, int32_t dim, float *to)
+ALWAYS_INLINE void panel_to_float_of(const void *rows, clattn_dtype dtype, int64_t stride, int64_t count,
+                                     int32_t columns, float *to, int64_t to_stride)
 {
-    int32_t d = 0;
-    for (; d + WIDTH <= dim; d += WIDTH)
-        vec_store(to + d, vec_load_as(row, dtype, d));
-    for (; d < dim; d++)
-        to[d] = load_element(row, dtype, d);
+    enum { STEP = 4 * WIDTH };
+    for (int64_t j = 0; j < count; j++, to += to_stride) {
+        int32_t d = 0;
+        for (; d + STEP <= columns; d += STEP) {
+            UNROLL for (int n = 0; n < STEP; n += WIDTH)
+                vec_store(to + d + n, vec_load_as(rows, dtype, j * stride + d + n));
+        }
+        for (; d + WIDTH <= columns; d += WIDTH)
+            vec_store(to + d, vec_load_as(rows, dtype, j * stride + d));
+        for (; d < columns; d++)
+            to[d] = load_element(rows, dtype, j * stride + d);
+    }
 }
 
-/* to [dim] = row as float32 */
-static inline void row_to_float(const void *row, clattn_dtype dtype, int32_t dim, float *to)
+/* to [count][to_stride] = the first columns of `count` rows as float32 */
+static inline void panel_to_float(const void *rows, clattn_dtype dtype, int64_t stride, int64_t count,
+                                  int32_t columns, float *to, int64_t to_stride)
 {
-    if (dtype == CLATTN_FLOAT16)
-        row_to_float_of(row, CLATTN_FLOAT16, dim, to);
+    if (dtype == CLATTN_FLOAT16 && columns == 2 * WIDTH &&
+        to_stride == columns) /* the panel of a tile, without loops */
+        panel_to_float_of(rows, CLATTN_FLOAT16, stride, count, 2 * WIDTH, to, 2 * WIDTH);
+    else if (dtype == CLATTN_BFLOAT16 && columns == 2 * WIDTH && to_stride == columns)
+        panel_to_float_of(rows, CLATTN_BFLOAT16, stride, count, 2 * WIDTH, to, 2 * WIDTH);
+    else if (dtype == CLATTN_FLOAT16)
+        panel_to_float_of(rows, CLATTN_FLOAT16, stride, count, columns, to, to_stride);
     else if (dtype == CLATTN_BFLOAT16)
-        row_to_float_of(row, CLATTN_BFLOAT16, dim, to);
+        panel_to_float_of(rows, CLATTN_BFLOAT16, stride, count, columns, to, to_stride);
     else
-        row_to_float_of(row, CLATTN_FLOAT32, dim, to);
+        panel_to_float_of(rows, CLATTN_FLOAT32, stride, count, columns, to, to_stride);
 }
 
-/* Rows of a tensor as the tiles want them. */
+/* Rows in the caller's memory: `stride` elements apart, 0 .. count - 1. */
+struct rows {
+    const char *data;
+    clattn_dtype dtype;
+    int64_t stride, count;
+    int32_t dim;
+};
+
+static inline int64_t stride_bytes(const struct rows *rows)
+{
+    return rows->stride * (rows->dtype == CLATTN_FLOAT32 ? 4 : 2);
+}
+
+/* Rows as the tiles want them. */
 struct float_rows {
     const float *data;
     int64_t stride;
@@ -74,33 +101,32 @@ static inline int64_t packed_stride(int32_t dim)
 static inline struct float_rows rows_pack(const void *rows, clattn_dtype dtype, int64_t stride, int64_t count,
                                           int32_t dim, float *to)
 {
-    int64_t distance = packed_stride(dim), bytes = stride * (dtype == CLATTN_FLOAT32 ? 4 : 2);
-    for (int64_t j = 0; j < count; j++) {
-        float *row = to + j * distance;
-        row_to_float((const char *)rows + j * bytes, dtype, dim, row);
+    int64_t distance = packed_stride(dim);
+    panel_to_float(rows, dtype, stride, count, dim, to, distance);
+    for (int64_t j = 0; j < count; j++)
         for (int64_t d = dim; d < round_up(dim, WIDTH); d++)
-            row[d] = 0;
-    }
+            to[j * distance + d] = 0;
     return (struct float_rows){to, distance};
 }
 
-/* Keys for dot_rows, which reads them element by element: only 16-bit types are packed, and rows that would all
+/* Rows for dot_rows, which reads them element by element: only 16-bit types are packed, and rows that would all
  * fall into the same cache set. */
 static inline struct float_rows key_rows(const void *rows, clattn_dtype dtype, int64_t stride, int64_t count,
                                          int32_t dim, float *to)
 {
-    if (dtype == CLATTN_FLOAT32 && (stride == 0 || stride % 1024 != 0))
-        return (struct float_rows){rows, stride};
+    bool conflicts = stride != 0 && stride % 1024 == 0;
+    if (dtype == CLATTN_FLOAT32 && !conflicts) return (struct float_rows){rows, stride};
     return rows_pack(rows, dtype, stride, count, dim, to);
 }
 
-/* Brings rows [first, first + count) of `rows` nearer, one cache line after the other. */
-static inline void prefetch_rows(const char *rows, int64_t stride_bytes, int64_t first, int64_t count,
-                                 int64_t row_bytes)
+/* Brings rows first .. first + count - 1 nearer. rows NULL: nothing to do. */
+static inline void prefetch_rows(const struct rows *rows, int64_t first, int64_t count)
 {
-    for (int64_t j = first; j < first + count; j++)
-        for (int64_t b = 0; b < row_bytes; b += 64)
-            prefetch_line(rows + j * stride_bytes + b);
+    if (!rows) return;
+    int64_t stride = stride_bytes(rows), bytes = rows->dim * (rows->dtype == CLATTN_FLOAT32 ? 4 : 2);
+    for (int64_t j = first; j < MIN(first + count, rows->count); j++)
+        for (int64_t b = 0; b < bytes; b += 64)
+            prefetch_line(rows->data + j * stride + b);
 }
 
 #endif

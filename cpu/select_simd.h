@@ -20,27 +20,23 @@ enum { RUN_ROWS = 128 }; /* rows scored at once: at least the greatest leaf */
 
 struct score_state {
     float *q;      /* [lane group][dim][lanes] */
-    float *logits; /* [RUN_ROWS][lanes] */
-    float *key;    /* [RUN_ROWS] packed rows */
+    float *logits; /* [lane group][RUN_ROWS][lanes] */
+    float *key;    /* packed keys: see dot_keys */
 };
 
-static size_t query_bytes(const struct select_job *job)
+static struct score_state score_state_of(const struct walk *walk)
 {
-    int64_t lanes = round_up(job->problem->group, LANES_MAX);
-    return (size_t)round_up(lanes * job->problem->dim, 16) * sizeof(float);
+    int64_t lanes = round_up(walk->job->problem->group, LANES_MAX);
+    struct score_state state = {.q = walk->score_scratch};
+    state.logits = state.q + lanes * walk->job->problem->dim;
+    state.key = state.logits + lanes * RUN_ROWS;
+    return state;
 }
 
 static size_t score_bytes(const struct select_job *job)
 {
-    return query_bytes(job) + RUN_ROWS * (LANES_MAX + (size_t)packed_stride(job->problem->dim)) * sizeof(float);
-}
-
-static struct score_state score_state_of(const struct walk *walk)
-{
-    struct score_state state = {.q = walk->score_scratch};
-    state.logits = (float *)((char *)walk->score_scratch + query_bytes(walk->job));
-    state.key = state.logits + RUN_ROWS * LANES_MAX;
-    return state;
+    int64_t lanes = round_up(job->problem->group, LANES_MAX), dim = job->problem->dim;
+    return (size_t)(lanes * (dim + RUN_ROWS) + CHUNK_ROWS_MAX * packed_stride((int32_t)dim)) * sizeof(float);
 }
 
 static void score_begin(const struct walk *walk)
@@ -61,8 +57,16 @@ static void score_begin(const struct walk *walk)
 
 /* ---- one node: z [count][lanes] are the logits of its children ---- */
 
-/* Sum over the first `heads` lanes of logsumexp; NaN when a logit is NaN. A head whose greatest logit is
- * infinite counts as that. */
+/* When a greatest logit is infinite, its head counts as that, unless there is also a NaN. */
+static double lse_infinite(const float *most, const float *sum, int64_t heads)
+{
+    double total = 0;
+    for (int64_t h = 0; h < heads; h++)
+        total += isinf(most[h]) && !isnan(sum[h]) ? (double)most[h] : (double)most[h] + log((double)sum[h]);
+    return total;
+}
+
+/* Sum over the first `heads` lanes of logsumexp; NaN when a logit is NaN. */
 static double lse_lanes(const float *z, int64_t count, int vectors, int64_t heads)
 {
     float most[LANES_MAX], sum[LANES_MAX];
@@ -78,12 +82,13 @@ static double lse_lanes(const float *z, int64_t count, int vectors, int64_t head
         vec_store(most + n * WIDTH, row_max);
         vec_store(sum + n * WIDTH, row_sum);
     }
-    double total = 0, product = 1;
+    double total[2] = {0, 0}, product[2] = {1, 1}; /* two chains: the additions wait for each other */
     for (int64_t h = 0; h < heads; h++) {
-        total += (double)most[h];
-        product *= isinf(most[h]) && !isnan(sum[h]) ? 1 : (double)sum[h];
+        total[h & 1] += (double)most[h];
+        product[h & 1] *= (double)sum[h];
     }
-    return total + log(product);
+    if (!isfinite(total[0] + total[1])) return lse_infinite(most, sum, heads);
+    return total[0] + total[1] + log(product[0] * product[1]);
 }
 
 /* Sum over the lanes of the mean, or of the mean plus half the population variance. */
@@ -124,56 +129,57 @@ static double node_lanes(clattn_selector selector, const float *z, int64_t count
 
 /* ---- runs of nodes ---- */
 
-/* Scores of nodes node .. node + count - 1; their children are `rows` rows of row. */
-static void score_run(const struct walk *walk, const struct score_state *state, struct float_rows row,
-                      int64_t rows, int64_t width, int64_t count, double *score)
+/* Scores of `count` nodes whose children are the rows `child`, `width` of them each. */
+static void score_run(const struct walk *walk, const struct rows *child, int64_t width, int64_t count,
+                      const struct rows *next, double *score)
 {
     const struct problem *problem = walk->job->problem;
-    for (int64_t n = 0; n < count; n++)
+    struct score_state state = score_state_of(walk);
+    dot_keys(state.q, problem->group, child, problem->scale, state.logits, RUN_ROWS, state.key, next);
+    for (int64_t n = 0; n < count; n++) {
         score[n] = 0;
-    for (int64_t first = 0; first < problem->group; first += LANES_MAX) {
-        int64_t heads = MIN(problem->group - first, LANES_MAX), lanes;
-        int vectors = lane_vectors(heads);
-        lanes = vectors * WIDTH;
-        for (int64_t j = 0; j < rows;)
-            j += dot_rows(state->q + first * problem->dim, problem->dim, vectors, row.data + j * row.stride,
-                          row.stride, rows - j, problem->scale, state->logits + j * lanes);
-        for (int64_t n = 0; n < count; n++)
-            score[n] += node_lanes(walk->job->select->selector, state->logits + n * width * lanes,
-                                   MIN(width, rows - n * width), vectors, heads);
-    }
-    for (int64_t n = 0; n < count; n++)
+        for (int64_t first = 0; first < problem->group; first += LANES_MAX) {
+            int64_t heads = MIN(problem->group - first, LANES_MAX);
+            int vectors = lane_vectors(heads);
+            score[n] += node_lanes(walk->job->select->selector,
+                                   state.logits + first * RUN_ROWS + n * width * vectors * WIDTH,
+                                   MIN(width, child->count - n * width), vectors, heads);
+        }
         if (isnan(score[n])) score[n] = -INFINITY;
+    }
 }
 
-static const char *key_of(const struct walk *walk, int64_t j)
+/* The run of nodes that follow each other from nodes[n] on: its children, and its length. */
+static int64_t run_at(const struct walk *walk, const struct walk_children *children, const int64_t *nodes,
+                      int64_t n, int64_t count, struct rows *child)
 {
     const struct sequence *sequence = walk->sequence;
-    return tensor_row(walk->job->k, sequence->batch, sequence->k_row + j, walk->kv_head);
+    const clattn_tensor *k = walk->job->k;
+    int32_t dim = walk->job->problem->dim;
+    int64_t first = nodes[n] * children->width, run = 1;
+    while (n + run < count && run < RUN_ROWS / children->width && nodes[n + run] == nodes[n] + run)
+        run++;
+    int64_t rows = MIN(run * children->width, children->rows - first);
+    if (children->keys)
+        *child = (struct rows){tensor_row(k, sequence->batch, sequence->k_row + first, walk->kv_head), k->dtype,
+                               k->len_stride, rows, dim};
+    else
+        *child = (struct rows){(const char *)(walk->means + (children->base + first) * dim), CLATTN_FLOAT32,
+                               dim, rows, dim};
+    return run;
 }
 
 static void score_nodes(const struct walk *walk, int level, const int64_t *nodes, int64_t count, double *score)
 {
-    const clattn_tensor *k = walk->job->k;
-    int32_t dim = walk->job->problem->dim;
     struct walk_children children = walk_children(walk, level);
-    int64_t run_max = RUN_ROWS / children.width, run, bytes = (int64_t)dtype_bytes(k->dtype);
-    struct score_state state = score_state_of(walk);
+    struct rows child, next;
+    int64_t run, next_run = run_at(walk, &children, nodes, 0, count, &next);
     for (int64_t n = 0; n < count; n += run) {
-        int64_t first = nodes[n] * children.width;
-        run = 1;
-        while (n + run < count && run < run_max && nodes[n + run] == nodes[n] + run)
-            run++;
-        int64_t rows = MIN(run * children.width, children.rows - first);
-        struct float_rows row = {walk->means + (children.base + first) * dim, dim};
-        if (children.keys) {
-            if (n + run < count)
-                prefetch_rows(key_of(walk, nodes[n + run] * children.width), k->len_stride * bytes, 0,
-                              MIN(children.width, children.rows - nodes[n + run] * children.width),
-                              dim * bytes);
-            row = key_rows(key_of(walk, first), k->dtype, k->len_stride, rows, dim, state.key);
-        }
-        score_run(walk, &state, row, rows, children.width, run, score + n);
+        run = next_run;
+        child = next;
+        bool more = n + run < count;
+        if (more) next_run = run_at(walk, &children, nodes, n + run, count, &next);
+        score_run(walk, &child, children.width, run, more ? &next : NULL, score + n);
     }
 }
 

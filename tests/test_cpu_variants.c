@@ -4,6 +4,9 @@
 #include "config.h"
 
 #include "cpu_cases.h"
+#include "kernels_avx2.h"
+#include "kernels_avx512.h"
+#include "kernels_c.h"
 
 #include <float.h>
 
@@ -201,11 +204,164 @@ static void test_forward_large_stride(void **state)
     check_shape(&wide, CLATTN_FLOAT32, 0, true);
 }
 
+/* ---- special values ---- */
+
+/* Values and keys that no row of a list sees must not matter, whatever they hold. */
+static void test_unseen_keys(void **state)
+{
+    (void)state;
+    static const struct shape s = {1, 70, 70, 1, 2, 64, 64, 64, 8, 1, DENSE, true};
+    struct inputs in;
+    inputs_make(&s, CLATTN_FLOAT32, 0, &in);
+    for (int n = 0; n < variant_count; n++) {
+        struct outputs clean = forward(variants[n].context, &in, &in.v, 0, CLATTN_FLOAT32);
+        float *last_k = (float *)in.k.data + 69 * 64, *last_v = (float *)in.v.data + 69 * 64, keep[128];
+        memcpy(keep, last_k, 64 * sizeof(float));
+        memcpy(keep + 64, last_v, 64 * sizeof(float));
+        for (int d = 0; d < 64; d++) {
+            last_k[d] = NAN;
+            last_v[d] = INFINITY;
+        }
+        struct outputs spoiled = forward(variants[n].context, &in, &in.v, 0, CLATTN_FLOAT32);
+        assert_memory_equal(clean.out.data, spoiled.out.data, 69 * 2 * 64 * sizeof(float));
+        assert_memory_equal(clean.lse.data, spoiled.lse.data, 69 * 2 * sizeof(float));
+        memcpy(last_k, keep, 64 * sizeof(float));
+        memcpy(last_v, keep + 64, 64 * sizeof(float));
+        outputs_free(&clean);
+        outputs_free(&spoiled);
+    }
+    inputs_free(&in);
+}
+
+/* NaN where the reference has NaN, and nowhere else. One key only: two huge logits differ by less than float32 can
+ * tell. */
+static void test_special_values(void **state)
+{
+    (void)state;
+    static const struct shape s = {1, 60, 200, 1, 3, 64, 64, 64, 2, 1, PER_TOKEN, true};
+    static const float special[] = {NAN, INFINITY, -INFINITY, 1e15f, -1e15f};
+    for (int where = 0; where < 3; where++)
+        for (size_t i = 0; i < sizeof special / sizeof *special; i++) {
+            struct inputs in;
+            inputs_make(&s, CLATTN_FLOAT32, 0, &in);
+            const clattn_tensor *t = where == 0 ? &in.q : where == 1 ? &in.k : &in.v;
+            for (int64_t row = 5; row < t->len; row += where == 1 ? t->len : 9)
+                tensor_set(t, 0, row, 0, 7, special[i]);
+            struct outputs ref = forward(reference, &in, &in.v, 0, CLATTN_FLOAT32);
+            for (int n = 0; n < variant_count; n++) {
+                struct outputs got = forward(variants[n].context, &in, &in.v, 0, CLATTN_FLOAT32);
+                for (int64_t e = 0; e < s.q_len * s.group * s.dim_v; e++) {
+                    float value = ((float *)got.out.data)[e], right = ((float *)ref.out.data)[e];
+                    if (!agree(value, right, 1e-4 * (1 + fabs(right))))
+                        fail_msg("%s: %g in tensor %d: out element %lld is %.9g, expected %.9g",
+                                 variants[n].name, (double)special[i], where, (long long)e, (double)value,
+                                 (double)right);
+                }
+                for (int64_t e = 0; e < s.q_len * s.group; e++)
+                    assert_true(agree(((float *)got.lse.data)[e], ((float *)ref.lse.data)[e],
+                                      1e-5 * (1 + fabs(((float *)ref.lse.data)[e]))));
+                outputs_free(&got);
+            }
+            outputs_free(&ref);
+            inputs_free(&in);
+        }
+}
+
+/* The same bits for any number of threads. */
+static void test_threads(void **state)
+{
+    (void)state;
+    static const struct shape s = {1, 150, 500, 2, 3, 64, 64, 64, 4, 16, PER_TOKEN, true};
+    struct inputs in;
+    inputs_make(&s, CLATTN_FLOAT16, 0, &in);
+    for (int n = 0; n < variant_count; n++) {
+        struct outputs first = forward(variants[n].context, &in, &in.v, 0, CLATTN_FLOAT32);
+        for (int threads = 1; threads <= 5; threads += 2) {
+            clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
+            clattn_context *context;
+            desc.backend = CLATTN_BACKEND_CPU;
+            desc.variant = variants[n].name;
+            desc.threads = threads;
+            assert_int_equal(clattn_context_create(&desc, &context), CLATTN_SUCCESS);
+            struct outputs other = forward(context, &in, &in.v, 0, CLATTN_FLOAT32);
+            assert_memory_equal(first.out.data, other.out.data, 150 * 6 * 64 * sizeof(float));
+            assert_memory_equal(first.lse.data, other.lse.data, 150 * 6 * sizeof(float));
+            outputs_free(&other);
+            clattn_context_release(context);
+        }
+        outputs_free(&first);
+    }
+    inputs_free(&in);
+}
+
+/* ---- exp ---- */
+
+/* Distance in units of the last place that a float has at `exact`. */
+static double units_off(float value, double exact)
+{
+    if (exact >= 0x1.ffffffp127) return value == INFINITY ? 0 : INFINITY;
+    int exponent = ilogb(exact);
+    return fabs((double)value - exact) / ldexp(1, (exact == 0 || exponent < -126 ? -126 : exponent) - 23);
+}
+
+/* Every 509th float from -inf to +inf, and all those around the ends of the range. */
+static void check_exp(const char *variant, void (*function)(const float *, float *, int64_t))
+{
+    enum { BATCH = 64 };
+    float x[BATCH], result[BATCH];
+    int64_t step = 509, count = 2 * INT64_C(0x7f800001);
+    double worst = 0;
+    float worst_at = 0;
+    for (int64_t at = 0; at < count; at += BATCH * step) {
+        for (int64_t i = 0; i < BATCH; i++) {
+            int64_t bits = MIN(at + i * step, count - 1);
+            x[i] = float_of_bits((uint32_t)(bits / 2) | (bits & 1 ? 0x80000000u : 0));
+        }
+        function(x, result, BATCH);
+        for (int i = 0; i < BATCH; i++) {
+            double off = units_off(result[i], exp((double)x[i]));
+            if (!(off <= worst)) {
+                worst = off;
+                worst_at = x[i];
+            }
+        }
+    }
+    printf("exp %s: at most %.3f ulp, at %.9g\n", variant, worst, (double)worst_at);
+    assert_true(worst <= 2);
+    const float ends[16] = {0,      -0.0f,  INFINITY, -INFINITY, 88.7228394f, 88.7228317f, 88.8f,  89,
+                            -87.3f, -87.4f, -103.9f,  -103.98f,  -104,        -105,        -1e38f, 1e38f};
+    float values[16], nan[16], not_numbers[16];
+    function(ends, values, 16);
+    for (int i = 0; i < 16; i++) {
+        nan[i] = i % 2 ? NAN : -NAN;
+        if (!(units_off(values[i], exp((double)ends[i])) <= 2))
+            fail_msg("exp %s: exp(%.9g) is %.9g", variant, (double)ends[i], (double)values[i]);
+    }
+    function(nan, not_numbers, 16);
+    for (int i = 0; i < 16; i++)
+        assert_true(isnan(not_numbers[i]));
+}
+
+static void test_exp(void **state)
+{
+    (void)state;
+    for (int n = 0; n < variant_count; n++) {
+        if (strcmp(variants[n].name, "c") == 0) check_exp("c", exp_c);
+#ifdef HAVE_CPU_AVX2
+        if (strcmp(variants[n].name, "avx2") == 0) check_exp("avx2", exp_avx2);
+#endif
+#ifdef HAVE_CPU_AVX512
+        if (strcmp(variants[n].name, "avx512") == 0) check_exp("avx512", exp_avx512);
+#endif
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward),
-        cmocka_unit_test(test_forward_large_stride),
+        cmocka_unit_test(test_forward),     cmocka_unit_test(test_forward_large_stride),
+        cmocka_unit_test(test_unseen_keys), cmocka_unit_test(test_special_values),
+        cmocka_unit_test(test_threads),     cmocka_unit_test(test_exp),
     };
     random_seed();
     contexts_open();
