@@ -129,7 +129,7 @@ static clattn_status open_with(clattn_context *context, const clattn_context_des
     const struct backend *const backends[] = {
         &backend_reference,
         &backend_cpu,
-#ifdef HAVE_OPENCL_BACKEND
+#ifdef HAVE_OPENCL
         &backend_opencl,
 #endif
     };
@@ -141,19 +141,28 @@ static clattn_status open_with(clattn_context *context, const clattn_context_des
     return fail(context, CLATTN_NO_DEVICE, "backend %d is not built in", id);
 }
 
-/* Automatic choice: an OpenCL GPU that opens (its self-test is part of that), else the CPU. */
+/* Automatic choice: the device that is asked for, else the first GPU that opens (its self-test is part of that), else
+ * the CPU. */
 static clattn_status open_auto(clattn_context *context, const clattn_context_desc *desc)
 {
-    if (desc->cl_context) return open_with(context, desc, CLATTN_BACKEND_OPENCL);
+    const char *wanted = desc->device ? desc->device : getenv("CLATTN_DEVICE");
     clattn_device_info info = {.size = sizeof info};
-    bool has_gpu = false;
-    for (int i = 0; clattn_device_get(i, &info) == CLATTN_SUCCESS && !has_gpu; i++)
-        has_gpu = info.backend == CLATTN_BACKEND_OPENCL && info.is_gpu;
-    if ((has_gpu || desc->device) && open_with(context, desc, CLATTN_BACKEND_OPENCL) == CLATTN_SUCCESS)
-        return CLATTN_SUCCESS;
-    if (desc->device) return CLATTN_NO_DEVICE;
-    if (has_gpu)
-        log_line(context, CLATTN_LOG_WARNING, "the GPU cannot be used (%s); the CPU is", context->error);
+    if (desc->cl_context || (wanted && *wanted)) {
+        clattn_context_desc choice = *desc;
+        choice.backend = CLATTN_BACKEND_OPENCL; /* who names a device gets it without a self-test */
+        return open_with(context, &choice, CLATTN_BACKEND_OPENCL);
+    }
+    for (int i = 0; clattn_device_get(i, &info) == CLATTN_SUCCESS; i++) {
+        char number[16];
+        clattn_context_desc choice = *desc;
+        if (info.backend != CLATTN_BACKEND_OPENCL || !info.is_gpu) continue;
+        if (desc->variant && !strstr(info.variants, desc->variant)) continue;
+        snprintf(number, sizeof number, "%d", info.index);
+        choice.device = number;
+        if (open_with(context, &choice, CLATTN_BACKEND_OPENCL) == CLATTN_SUCCESS) return CLATTN_SUCCESS;
+        log_line(context, CLATTN_LOG_WARNING, "'%s' is not used: %s", info.name, context->error);
+        context->error[0] = 0;
+    }
     return open_with(context, desc, CLATTN_BACKEND_CPU);
 }
 
@@ -230,7 +239,7 @@ clattn_status clattn_device_get(int number, clattn_device_info *info)
         found = cpu_device(CLATTN_BACKEND_REFERENCE, &full);
     else if (number == 1)
         found = cpu_device(CLATTN_BACKEND_CPU, &full);
-#ifdef HAVE_OPENCL_BACKEND
+#ifdef HAVE_OPENCL
     else
         found = opencl_device(number - 2, &full);
 #endif

@@ -7,7 +7,8 @@
  *   opencl_device.c   platforms and devices, limits, quirks of implementations
  *   opencl_program.c  sources, builds, the table of programs
  *   opencl_cache.c    binaries of programs on disk
- *   opencl_memory.c   storage, transfers of tensors, kernel arguments that are memory
+ *   opencl_memory.c   storage, checks of the caller's memory
+ *   opencl_transfer.c tensors between host and device
  *   opencl_launch.c   order of commands, wait lists and events, kernel arguments
  *   opencl_selftest.c a small attention case against the reference
  *   opencl_backend.c  opening and closing, the backend table
@@ -100,6 +101,7 @@ struct opencl {
     struct opencl_svm svm;
     const char *tier;     /* "portable" ... */
     pid_t pid;            /* that opened it; a forked child must not use it */
+    bool out_of_order;    /* the caller's queue is */
     pthread_mutex_t lock; /* programs */
     struct opencl_program *programs;
 };
@@ -149,6 +151,8 @@ char *opencl_cache_key(const struct opencl_device *device, const char *kind, con
 /* ---- memory ---- */
 
 clattn_status opencl_storage_create(clattn_context *context, size_t bytes, struct storage *storage);
+clattn_status opencl_storage_copy(clattn_context *context, const void *data, size_t bytes,
+                                  struct storage *storage); /* data NULL: undefined content */
 void opencl_storage_release(clattn_context *context, struct storage *storage);
 clattn_status opencl_storage_write(clattn_context *context, struct storage *storage, const void *data,
                                    size_t bytes);
@@ -158,6 +162,12 @@ clattn_status opencl_tensor_upload(clattn_context *context, const clattn_tensor 
                                    const clattn_tensor *device);
 clattn_status opencl_tensor_download(clattn_context *context, const clattn_tensor *device,
                                      const clattn_tensor *host);
+
+/* Before a transfer on the context's queue: checks the process, and waits for what came before out of order. */
+clattn_status opencl_transfer_begin(clattn_context *context);
+
+/* One past the last element of a tensor, counted from its memory's begin. */
+int64_t opencl_tensor_end(const clattn_tensor *tensor);
 
 /* Is a tensor's cl_mem a buffer of this context and large enough? SVM: does the device have it? */
 clattn_status opencl_check_tensor(clattn_context *context, const clattn_tensor *tensor);

@@ -33,7 +33,12 @@ AC_DEFUN([CLATTN_FEATURE_OPENCL], [
         LIBS=$clattn_save_LIBS
     ])
     CLATTN_FOUND([opencl], [HAVE_OPENCL], [$have_opencl], [The OpenCL backend is built.])
-    AS_VAR_IF([have_opencl], [yes], [], [OPENCL_LIBS=; OPENCL_CFLAGS=])
+    AS_VAR_IF([have_opencl], [yes], [
+        # Entry points newer than OpenCL 1.2 are looked up at run time.
+        clattn_save_LIBS=$LIBS
+        AC_SEARCH_LIBS([dlsym], [dl], [AS_CASE([$ac_cv_search_dlsym], [-l*], [OPENCL_LIBS="$OPENCL_LIBS $ac_cv_search_dlsym"])])
+        LIBS=$clattn_save_LIBS
+    ], [OPENCL_LIBS=; OPENCL_CFLAGS=])
     AC_SUBST([OPENCL_CFLAGS])
     AC_SUBST([OPENCL_LIBS])
 ])

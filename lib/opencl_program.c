@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: MIT */
+/* OpenCL programs: sources, builds, the table of programs of a context, kernels. */
+
+#include "config.h"
+
+#include "kernel_sources.h"
+#include "opencl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One program of the context; the whole table is under opencl.lock. */
+struct opencl_program {
+    struct opencl_program *next;
+    cl_program program; /* NULL: it does not build on this device */
+    char key[];         /* file, a space, options */
+};
+
+/* ---- sources ---- */
+
+/* The content of a file of CLATTN_KERNEL_DIR, with a zero behind it; NULL when it is not there. */
+static char *source_of_directory(const char *name)
+{
+    char path[4096], *text = NULL;
+    const char *directory = getenv("CLATTN_KERNEL_DIR");
+    if (!directory || snprintf(path, sizeof path, "%s/%s", directory, name) >= (int)sizeof path) return NULL;
+    FILE *file = fopen(path, "rb");
+    if (!file) return NULL;
+    long bytes = fseek(file, 0, SEEK_END) ? -1 : ftell(file);
+    if (bytes >= 0 && !fseek(file, 0, SEEK_SET)) text = calloc((size_t)bytes + 1, 1);
+    if (text && fread(text, 1, (size_t)bytes, file) != (size_t)bytes) {
+        free(text);
+        text = NULL;
+    }
+    fclose(file);
+    return text;
+}
+
+/* Appends a source behind a #line that lets compiler messages name the file. false: there is no such source. */
+static bool source_append(char **text, const char *name)
+{
+    char *own = source_of_directory(name);
+    const char *more = own;
+    for (unsigned i = 0; !more && i < kernel_source_count; i++)
+        if (strcmp(kernel_sources[i].name, name) == 0) more = kernel_sources[i].text;
+    bool found = more != NULL;
+    if (found) {
+        size_t used = *text ? strlen(*text) : 0, bytes = used + strlen(name) + strlen(more) + 32;
+        char *longer = realloc(*text, bytes);
+        if (longer) {
+            snprintf(longer + used, bytes - used, "#line 1 \"%s\"\n%s\n", name, more);
+            *text = longer;
+        }
+        found = longer != NULL;
+    }
+    free(own);
+    return found;
+}
+
+static clattn_status source_read(clattn_context *context, const char *file, char **text)
+{
+    *text = NULL;
+    if (source_append(text, "common.cl") && source_append(text, file)) return CLATTN_SUCCESS;
+    free(*text);
+    *text = NULL;
+    return fail(context, CLATTN_INTERNAL, "there is no kernel source common.cl or %s", file);
+}
+
+/* ---- builds ---- */
+
+/* A failure that callers answer with a smaller tile: the detail is kept, but nothing is logged as an error. */
+static clattn_status limit_exceeded(clattn_context *context, const char *kernel, const char *what,
+                                    unsigned long long need, unsigned long long have)
+{
+    pthread_mutex_lock(&context->lock);
+    snprintf(context->error, sizeof context->error, "kernel %s needs %s %llu; '%.100s' has %llu", kernel, what,
+             need, opencl_of(context)->device.name, have);
+    pthread_mutex_unlock(&context->lock);
+    log_line(context, CLATTN_LOG_DEBUG, "kernel %s needs %s %llu; the device has %llu", kernel, what, need,
+             have);
+    return CLATTN_DEVICE_LIMIT;
+}
+
+static char *build_log(const struct opencl *state, cl_program program)
+{
+    size_t bytes = 0;
+    if (clGetProgramBuildInfo(program, state->device.id, CL_PROGRAM_BUILD_LOG, 0, NULL, &bytes)) return NULL;
+    char *text = calloc(bytes + 1, 1);
+    if (text && clGetProgramBuildInfo(program, state->device.id, CL_PROGRAM_BUILD_LOG, bytes, text, NULL))
+        text[0] = 0;
+    return text;
+}
+
+/* A log line a line, since a compiler's message may be longer than any. */
+static void log_text(clattn_context *context, clattn_log_level level, const char *text)
+{
+    for (int lines = 0; *text && lines < 200; lines++) {
+        int bytes = (int)strcspn(text, "\n");
+        if (bytes > 0) log_line(context, level, "  %.*s", MIN(bytes, 1000), text);
+        text += bytes + (text[bytes] == '\n');
+    }
+}
+
+static clattn_status build_from_source(clattn_context *context, const char *key, const char *options,
+                                       const char *text, cl_program *program)
+{
+    struct opencl *state = opencl_of(context);
+    cl_int code;
+    *program = clCreateProgramWithSource(state->context, 1, &text, NULL, &code);
+    if (code) return opencl_fail(context, code, "clCreateProgramWithSource");
+    code = clBuildProgram(*program, 1, &state->device.id, options, NULL, NULL);
+    if (!code) return CLATTN_SUCCESS;
+    char *message = build_log(state, *program);
+    clattn_status status = fail(context, CLATTN_INTERNAL, "%s does not build on '%s' (%d): %.1600s", key,
+                                state->device.name, code, message ? message : "");
+    if (message) log_text(context, CLATTN_LOG_DEBUG, message);
+    free(message);
+    clReleaseProgram(*program);
+    *program = NULL;
+    return status;
+}
+
+/* The program of a cache entry, if it is there and the driver takes it and it has the kernel. */
+static cl_program build_from_cache(struct opencl *state, const char *cache_key, const char *options,
+                                   const char *kernel_name)
+{
+    size_t bytes = 0;
+    cl_int code, binary_status = CL_SUCCESS;
+    unsigned char *binary = opencl_cache_load(cache_key, &bytes);
+    if (!binary) return NULL;
+    cl_program program = clCreateProgramWithBinary(state->context, 1, &state->device.id, &bytes,
+                                                   (const unsigned char **)&binary, &binary_status, &code);
+    free(binary);
+    if (!code) code = binary_status;
+    if (!code) code = clBuildProgram(program, 1, &state->device.id, options, NULL, NULL);
+    if (!code) {
+        cl_kernel kernel = clCreateKernel(program, kernel_name, &code);
+        if (!code) clReleaseKernel(kernel);
+    }
+    if (!code) return program;
+    if (program) clReleaseProgram(program);
+    opencl_cache_drop(cache_key);
+    return NULL;
+}
+
+/* The caller's context may hold several devices: the binary is the one of our device. */
+static void build_store(struct opencl *state, const char *cache_key, cl_program program)
+{
+    cl_uint count = 0;
+    cl_device_id devices[64];
+    size_t sizes[64] = {0};
+    unsigned char *binaries[64] = {0};
+    if (clGetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof count, &count, NULL) || count < 1 ||
+        count > 64)
+        return;
+    if (clGetProgramInfo(program, CL_PROGRAM_DEVICES, count * sizeof *devices, devices, NULL)) return;
+    if (clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, count * sizeof *sizes, sizes, NULL)) return;
+    bool complete = true;
+    for (cl_uint i = 0; i < count; i++)
+        if (sizes[i] > 0) complete = (binaries[i] = malloc(sizes[i])) != NULL && complete;
+    if (complete && !clGetProgramInfo(program, CL_PROGRAM_BINARIES, count * sizeof *binaries, binaries, NULL))
+        for (cl_uint i = 0; i < count; i++)
+            if (devices[i] == state->device.id && sizes[i] > 0)
+                opencl_cache_store(cache_key, binaries[i], sizes[i]);
+    for (cl_uint i = 0; i < count; i++)
+        free(binaries[i]);
+}
+
+static clattn_status program_build(clattn_context *context, const char *key, const char *file, const char *name,
+                                   const char *options, cl_program *program)
+{
+    struct opencl *state = opencl_of(context);
+    double start = seconds_now();
+    char all_options[1024], *text;
+    if (snprintf(all_options, sizeof all_options, "-cl-std=CL1.2 %s", options) >= (int)sizeof all_options)
+        return fail(context, CLATTN_INTERNAL, "the build options of %s are too long", file);
+    clattn_status status = source_read(context, file, &text);
+    if (status) return status;
+    char *cache_key = opencl_cache_key(&state->device, "program", all_options, text);
+    *program = cache_key ? build_from_cache(state, cache_key, all_options, name) : NULL;
+    bool is_cached = *program != NULL;
+    if (!is_cached) status = build_from_source(context, key, all_options, text, program);
+    if (!is_cached && !status && cache_key) build_store(state, cache_key, *program);
+    free(cache_key);
+    free(text);
+    if (status) return status;
+    double seconds = seconds_now() - start;
+    stats_add_build(context, seconds, is_cached);
+    log_line(context, CLATTN_LOG_INFO, "%s %s in %d ms", is_cached ? "loaded" : "built", key,
+             (int)(1e3 * seconds));
+    return CLATTN_SUCCESS;
+}
+
+/* The program from the table, or built into it. The lock is held throughout, so that threads do not build the
+ * same program twice. A program whose source does not build is remembered too: the next call fails at once. */
+static clattn_status program_get(clattn_context *context, const char *file, const char *name,
+                                 const char *options, cl_program *program)
+{
+    struct opencl *state = opencl_of(context);
+    size_t bytes = strlen(file) + strlen(options) + 2;
+    clattn_status status = CLATTN_SUCCESS;
+    struct opencl_program *entry = calloc(1, sizeof *entry + bytes);
+    if (!entry) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a program");
+    snprintf(entry->key, bytes, "%s %s", file, options);
+    pthread_mutex_lock(&state->lock);
+    struct opencl_program *have = state->programs;
+    while (have && strcmp(have->key, entry->key))
+        have = have->next;
+    if (have) {
+        free(entry);
+        *program = have->program;
+        if (!have->program)
+            status = fail(context, CLATTN_INTERNAL, "%s does not build on '%s'", have->key, state->device.name);
+    } else {
+        status = program_build(context, entry->key, file, name, options, &entry->program);
+        *program = entry->program;
+        if (status && status != CLATTN_INTERNAL) {
+            free(entry);
+        } else {
+            entry->next = state->programs;
+            state->programs = entry;
+        }
+    }
+    pthread_mutex_unlock(&state->lock);
+    return status;
+}
+
+void opencl_programs_release(struct opencl *state)
+{
+    while (state->programs) {
+        struct opencl_program *entry = state->programs;
+        state->programs = entry->next;
+        if (entry->program) clReleaseProgram(entry->program);
+        free(entry);
+    }
+}
+
+/* ---- kernels ---- */
+
+/* Does the device have what the built kernel needs? Asked after the build, because only then a driver knows. */
+static clattn_status kernel_check(clattn_context *context, const char *name, cl_kernel kernel)
+{
+    const struct opencl_device *device = &opencl_of(context)->device;
+    size_t required[3] = {0}, group = 0;
+    cl_ulong local_bytes = 0;
+    cl_int code = clGetKernelWorkGroupInfo(kernel, device->id, CL_KERNEL_COMPILE_WORK_GROUP_SIZE,
+                                           sizeof required, required, NULL);
+    code |= clGetKernelWorkGroupInfo(kernel, device->id, CL_KERNEL_WORK_GROUP_SIZE, sizeof group, &group, NULL);
+    code |= clGetKernelWorkGroupInfo(kernel, device->id, CL_KERNEL_LOCAL_MEM_SIZE, sizeof local_bytes,
+                                     &local_bytes, NULL);
+    if (code) return CLATTN_SUCCESS; /* the launch will tell */
+    size_t need = required[0] * required[1] * required[2];
+    size_t have =
+        device->quirks & OPENCL_QUIRK_GROUP_REPORT ? device->group_max : MIN(group, device->group_max);
+    if (need > have) return limit_exceeded(context, name, "work-groups of", need, have);
+    for (int i = 0; i < 3; i++)
+        if (required[i] > device->group_sizes[i])
+            return limit_exceeded(context, name, "a work-group side of", required[i], device->group_sizes[i]);
+    if (device->quirks & OPENCL_QUIRK_LOCAL_DOUBLED) local_bytes /= 2;
+    if (local_bytes > device->local_bytes && !(device->quirks & OPENCL_QUIRK_LOCAL_UNLIMITED))
+        return limit_exceeded(context, name, "bytes of local memory:", local_bytes, device->local_bytes);
+    return CLATTN_SUCCESS;
+}
+
+clattn_status opencl_kernel(clattn_context *context, const char *file, const char *name, const char *options,
+                            cl_kernel *kernel)
+{
+    cl_program program = NULL;
+    cl_int code;
+    char what[128];
+    *kernel = NULL;
+    clattn_status status = opencl_check_process(context);
+    if (!status) status = program_get(context, file, name, options, &program);
+    if (status) return status;
+    *kernel = clCreateKernel(program, name, &code);
+    if (code) {
+        *kernel = NULL;
+        snprintf(what, sizeof what, "clCreateKernel(%.80s)", name);
+        return opencl_fail(context, code, what);
+    }
+    status = kernel_check(context, name, *kernel);
+    if (status) {
+        clReleaseKernel(*kernel);
+        *kernel = NULL;
+    }
+    return status;
+}
