@@ -22,7 +22,8 @@ static bool lists_make(const struct pattern_problem *problem, struct pattern_lis
                 *longest = MAX(*longest, lister->count);
                 if (!indices) continue;
                 int64_t list = (sequence.list_row + r) * heads + h;
-                memcpy(indices + list * topk, lister->list, (size_t)lister->count * sizeof *indices);
+                if (lister->count)
+                    memcpy(indices + list * topk, lister->list, (size_t)lister->count * sizeof *indices);
                 memset(indices + list * topk + lister->count, -1,
                        (size_t)(topk - lister->count) * sizeof *indices);
                 counts[list] = (int32_t)lister->count;
