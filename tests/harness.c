@@ -42,10 +42,12 @@ static bool is_slow(const clattn_device_info *info)
     return false;
 }
 
-static enum test_size limit_of(const clattn_device_info *info)
+/* The CPU backend's variant "ref" has the kernels of the reference backend. */
+static enum test_size limit_of(const clattn_device_info *info, const char *variant)
 {
     if (size_is("full")) return SIZE_CPU;
     if (size_is("tiny") || is_slow(info)) return SIZE_TINY;
+    if (info->backend == CLATTN_BACKEND_CPU && strcmp(variant, "ref") == 0) return SIZE_TINY;
     return info->backend == CLATTN_BACKEND_OPENCL ? SIZE_NORMAL : SIZE_CPU;
 }
 
@@ -79,7 +81,7 @@ static int open_target(const clattn_device_info *info, const char *variant)
     struct target *target = &targets[target_count];
     char error[1024] = "";
     if (target_count == TARGETS_MAX) return 0;
-    *target = (struct target){.info = *info, .limit = limit_of(info)};
+    *target = (struct target){.info = *info, .limit = limit_of(info, variant)};
     snprintf(target->label, sizeof target->label, "%s/%s%s%.40s", backends[info->backend], variant,
              info->platform[0] ? " " : "", info->platform);
     if (open_context(info, variant, &target->context, error, sizeof error)) {
