@@ -102,6 +102,7 @@ struct opencl {
     const char *tier;     /* "portable" ... */
     pid_t pid;            /* that opened it; a forked child must not use it */
     bool out_of_order;    /* the caller's queue is */
+    bool used_clblast;
     pthread_mutex_t lock; /* programs */
     struct opencl_program *programs;
 };
@@ -234,6 +235,12 @@ clattn_status opencl_finish(clattn_context *context, const clattn_sync *sync);
 clattn_status opencl_pyramid_build(clattn_context *context, const struct pyramid_job *job);
 clattn_status opencl_select(clattn_context *context, const struct select_job *job);
 clattn_status opencl_forward(clattn_context *context, const struct forward_job *job);
+
+/* Dense attention by CLBlast: is it wanted for this job; run it (done false: it could not, nothing else failed when the
+ * status is success); drop what it keeps for the context. */
+bool opencl_dense_wanted(clattn_context *context, const struct forward_job *job);
+clattn_status opencl_dense(clattn_context *context, const struct forward_job *job, bool *done);
+void opencl_dense_forget(const struct opencl *state);
 
 /* ---- self-test ---- */
 

@@ -152,6 +152,7 @@ static void opencl_close(clattn_context *context)
     /* In a forked child the driver's threads and locks are gone: leave its objects to the end of the process.
      */
     if (state->pid == getpid()) {
+        opencl_dense_forget(state);
         opencl_programs_release(state);
         if (state->queue) clReleaseCommandQueue(state->queue);
         if (state->context) clReleaseContext(state->context);

@@ -168,6 +168,11 @@ clattn_status opencl_forward(clattn_context *context, const struct forward_job *
     struct opencl_options options;
     struct opencl_launch launch;
     clattn_status status = opencl_check_lengths(context, problem);
+    if (!status && opencl_dense_wanted(context, job)) {
+        bool done;
+        status = opencl_dense(context, job, &done);
+        if (status || done) return status;
+    }
     for (int shrink = 0; !status && shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
         cl_kernel kernel = NULL;
         shape = shape_fitting(&taste, job, shrink);
