@@ -4,11 +4,10 @@
 #include "pattern.h"
 
 #include "program.h"
+#include "svg.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 static int64_t ceil_div(int64_t a, int64_t b)
 {
@@ -91,76 +90,21 @@ void pattern_map_print(const struct pattern_map *map)
     }
 }
 
-/* ---- SVG ---- */
-
-/* Eight shades, so that neighbours of the same shade join into one rectangle. */
-static int shade(const struct pattern_map *map, int x, int y)
+static int map_level(const void *data, int x, int y)
 {
+    const struct pattern_map *map = data;
     float listed = map->listed[y * map->width + x], visible = map->visible[y * map->width + x];
-    if (visible <= 0) return -1;
-    if (listed <= 0) return 0;
-    int level = (int)(8 * listed / visible + 0.5f);
-    return level < 1 ? 1 : level > 8 ? 8 : level;
-}
-
-static void put_text(FILE *file, const char *text)
-{
-    for (; *text; text++)
-        switch (*text) {
-        case '<':
-            fputs("&lt;", file);
-            break;
-        case '>':
-            fputs("&gt;", file);
-            break;
-        case '&':
-            fputs("&amp;", file);
-            break;
-        default:
-            if ((unsigned char)*text >= 0x20) fputc(*text, file);
-        }
-}
-
-static void put_svg(FILE *file, const struct pattern_map *map, const char *title)
-{
-    static const char *const colours[] = {"#e8e8e8", "#c6d9ee", "#a9c6e5", "#8cb3dc", "#6f9fd3",
-                                          "#528cca", "#3a78ba", "#2f6299", "#1f4468"};
-    int largest = map->width > map->height ? map->width : map->height;
-    int pixels = largest > 256 ? 2 : largest > 128 ? 4 : 8;
-    fprintf(file,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
-            "shape-rendering=\"crispEdges\">\n<title>",
-            map->width * pixels, map->height * pixels, map->width, map->height);
-    put_text(file, title);
-    fputs("</title>\n<desc>List rows down, key blocks across. Grey: not listed; the darker, the more of a cell "
-          "is "
-          "listed.</desc>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-          file);
-    for (int y = 0; y < map->height; y++)
-        for (int x = 0, end; x < map->width; x = end) {
-            int level = shade(map, x, y);
-            for (end = x + 1; end < map->width && shade(map, end, y) == level;)
-                end++;
-            if (level >= 0)
-                fprintf(file, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"1\" fill=\"%s\"/>\n", x, y,
-                        end - x, colours[level]);
-        }
-    fputs("</svg>\n", file);
+    return visible <= 0 ? -1 : svg_level(listed / visible);
 }
 
 int pattern_map_write_svg(const struct pattern_map *map, const char *title, const char *path)
 {
-    errno = 0;
-    FILE *file = fopen(path, "w");
-    if (!file) {
-        program_error("%s: %s", path, strerror(errno));
-        return STATUS_FAILED;
-    }
-    put_svg(file, map, title);
-    bool failed = ferror(file);
-    if (fclose(file) != 0 || failed) {
-        program_error("%s: %s", path, errno ? strerror(errno) : "write error");
-        return STATUS_FAILED;
-    }
-    return STATUS_OK;
+    struct svg_grid grid = {
+        title,
+        "List rows down, key blocks across. Grey: not listed; the darker, the more of a cell is listed.",
+        map->width,
+        map->height,
+        map_level,
+        map};
+    return svg_grid_write(&grid, path);
 }
