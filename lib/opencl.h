@@ -236,10 +236,12 @@ clattn_status opencl_pyramid_build(clattn_context *context, const struct pyramid
 clattn_status opencl_select(clattn_context *context, const struct select_job *job);
 clattn_status opencl_forward(clattn_context *context, const struct forward_job *job);
 
-/* Dense attention by CLBlast: is it wanted for this job; run it (done false: it could not, nothing else failed when the
+/* Products by CLBlast. Dense attention: is it wanted for this job; run it (done false: it could not, nothing else failed when the
  * status is success); drop what it keeps for the context. */
 bool opencl_dense_wanted(clattn_context *context, const struct forward_job *job);
 clattn_status opencl_dense(clattn_context *context, const struct forward_job *job, bool *done);
+bool opencl_flat_wanted(clattn_context *context, const struct select_job *job); /* flat selection by means, likewise */
+clattn_status opencl_flat(clattn_context *context, const struct select_job *job, bool *done);
 void opencl_dense_forget(const struct opencl *state);
 
 /* ---- self-test ---- */

@@ -121,6 +121,11 @@ clattn_status opencl_select(clattn_context *context, const struct select_job *jo
     struct opencl_options options;
     struct opencl_launch launch;
     clattn_status status = opencl_check_lengths(context, problem);
+    if (!status && opencl_flat_wanted(context, job)) {
+        bool done;
+        status = opencl_flat(context, job, &done);
+        if (status || done) return status;
+    }
     for (int shrink = 0; !status && shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
         cl_kernel kernel = NULL;
         tile = tile_fitting(&taste, job, shrink);

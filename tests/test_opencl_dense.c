@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Dense attention through CLBlast against the reference, and what happens when it is not to be had. */
+/* Dense attention and flat selection through CLBlast against the reference. */
 
 #include "harness.h"
 
@@ -105,8 +105,80 @@ static void test_products(void **state)
     clattn_context_release(reference);
 }
 
+/* Lists by leaf means: forced leaves of every kind, fewer leaves than entries, empty rows, not causal. */
+static const struct {
+    int64_t q_len, kv_len, kv_heads, group, dim;
+    int32_t leaf, topk, forced_first, forced_last;
+    int causal;
+    clattn_dtype dtype;
+} selections[] = {
+    {300, 300, 1, 4, 16, 16, 5, 1, 2, 1, CLATTN_FLOAT32}, {40, 777, 2, 2, 20, 16, 8, 0, 0, 1, CLATTN_FLOAT16},
+    {33, 500, 1, 1, 16, 32, 3, 9, 9, 1, CLATTN_FLOAT32},  {90, 45, 1, 3, 16, 16, 4, 1, 1, 1, CLATTN_BFLOAT16},
+    {21, 200, 2, 1, 16, 16, 6, 1, 2, 0, CLATTN_FLOAT32},
+};
+
+static void select_lists(clattn_context *context, int n, const struct array *q, const struct array *k,
+                         int32_t *indices, int32_t *counts)
+{
+    clattn_attention_desc attention = CLATTN_ATTENTION_DESC_INIT;
+    clattn_select_desc select = CLATTN_SELECT_DESC_INIT;
+    clattn_blocks *blocks = NULL;
+    attention.causal = selections[n].causal;
+    select.selector = CLATTN_SELECT_FLAT_MEAN;
+    select.leaf = selections[n].leaf;
+    select.topk = selections[n].topk;
+    select.forced_first = selections[n].forced_first;
+    select.forced_last = selections[n].forced_last;
+    assert_int_equal(clattn_select(context, &attention, &select, &q->view, &k->view, NULL, &blocks, NULL),
+                     CLATTN_SUCCESS);
+    assert_int_equal(clattn_blocks_read(context, blocks, indices, counts), CLATTN_SUCCESS);
+    clattn_blocks_release(context, blocks);
+}
+
+static void test_flat_means(void **state)
+{
+    (void)state;
+    clattn_context *reference = context_of(CLATTN_BACKEND_REFERENCE),
+                   *context = context_of(CLATTN_BACKEND_OPENCL);
+    if (!context) {
+        clattn_context_release(reference);
+        skip(); /* no OpenCL device */
+    }
+    setenv("CLATTN_DENSE", "clblast", 1);
+    log_lines = 0;
+    for (int n = 0; n < COUNT(selections); n++) {
+        struct random random = random_seeded(100 + (uint64_t)n);
+        int64_t lists = selections[n].q_len * selections[n].kv_heads, entries = lists * selections[n].topk;
+        struct array q =
+            array_new(selections[n].dtype, 1, selections[n].q_len, selections[n].kv_heads * selections[n].group,
+                      selections[n].dim, LAYOUT_PADDED);
+        struct array k = array_new(selections[n].dtype, 1, selections[n].kv_len, selections[n].kv_heads,
+                                   selections[n].dim, LAYOUT_BHTD);
+        int32_t *indices[2], *counts[2];
+        array_fill(&q, FILL_NORMAL, &random);
+        array_fill(&k, FILL_NORMAL, &random);
+        for (int i = 0; i < 2; i++) {
+            indices[i] = malloc((size_t)entries * sizeof **indices);
+            counts[i] = malloc((size_t)lists * sizeof **counts);
+            select_lists(i ? context : reference, n, &q, &k, indices[i], counts[i]);
+        }
+        assert_memory_equal(counts[0], counts[1], (size_t)lists * sizeof **counts);
+        assert_memory_equal(indices[0], indices[1], (size_t)entries * sizeof **indices);
+        for (int i = 0; i < 2; i++) {
+            free(indices[i]);
+            free(counts[i]);
+        }
+        array_free(&q);
+        array_free(&k);
+    }
+    assert_int_equal(log_lines, 0);
+    unsetenv("CLATTN_DENSE");
+    clattn_context_release(context);
+    clattn_context_release(reference);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_products)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_products), cmocka_unit_test(test_flat_means)};
     return cmocka_run_group_tests_name("opencl_dense", tests, NULL, NULL);
 }
