@@ -38,6 +38,8 @@ static clattn_status upload(struct job *job)
         job->device_q = job->q;
         job->device_k = job->k;
         job->device_v = job->v;
+        job->device_extra_k = job->extra_k;
+        job->device_extra_v = job->extra_v;
         job->device_out = clattn_tensor_bthd(job->out, CLATTN_FLOAT32, q->batch, q->len, q->heads, job->v.dim);
         job->device_lse = clattn_tensor_bthd(job->lse, CLATTN_FLOAT32, q->batch, q->len, q->heads, 1);
         return CLATTN_SUCCESS;
@@ -45,6 +47,9 @@ static clattn_status upload(struct job *job)
     if ((status = stage(job->context, &job->q, &job->device_q)) != CLATTN_SUCCESS ||
         (status = stage(job->context, &job->k, &job->device_k)) != CLATTN_SUCCESS ||
         (status = stage(job->context, &job->v, &job->device_v)) != CLATTN_SUCCESS ||
+        (job->extra_k.len > 0 &&
+         ((status = stage(job->context, &job->extra_k, &job->device_extra_k)) != CLATTN_SUCCESS ||
+          (status = stage(job->context, &job->extra_v, &job->device_extra_v)) != CLATTN_SUCCESS)) ||
         (status = clattn_tensor_create(job->context, CLATTN_FLOAT32, q->batch, q->len, q->heads, job->v.dim,
                                        &job->device_out)) != CLATTN_SUCCESS)
         return status;
@@ -64,7 +69,7 @@ static clattn_status download(struct job *job)
 static clattn_status build_pyramid(struct job *job)
 {
     clattn_selector selector = job->select.selector;
-    if (job->pattern && !job->join) return CLATTN_SUCCESS;
+    if (job->neighborhood || (job->pattern && !job->join)) return CLATTN_SUCCESS;
     if (job->blocks || selector == CLATTN_SELECT_DENSE || selector == CLATTN_SELECT_FLAT_LSE)
         return CLATTN_SUCCESS;
     return clattn_pyramid_build(job->context, &job->attention, job->select.leaf, &job->device_k, &job->pyramid,
@@ -99,6 +104,8 @@ static clattn_status join(struct job *job)
 
 static clattn_status choose(struct job *job)
 {
+    if (job->neighborhood)
+        return clattn_neighborhood_create(job->context, job->neighborhood, job->extra_k.len, &job->plan);
     if (job->blocks || (job->select.selector == CLATTN_SELECT_DENSE && !job->pattern)) return CLATTN_SUCCESS;
     if (job->pattern) return job->join ? join(job) : list_pattern(job, &job->blocks);
     return clattn_select(job->context, &job->attention, &job->select, &job->device_q, &job->device_k,
@@ -107,6 +114,12 @@ static clattn_status choose(struct job *job)
 
 static clattn_status attend(struct job *job)
 {
+    bool has_extra = job->extra_k.len > 0;
+    if (job->neighborhood)
+        return clattn_neighborhood_forward(
+            job->context, job->plan, job->attention.scale, &job->device_q, &job->device_k, &job->device_v,
+            has_extra ? &job->device_extra_k : NULL, has_extra ? &job->device_extra_v : NULL, &job->device_out,
+            &job->device_lse, NULL);
     return clattn_attention_forward(job->context, &job->attention, &job->device_q, &job->device_k,
                                     &job->device_v, job->blocks, &job->device_out, &job->device_lse, NULL);
 }
@@ -148,11 +161,13 @@ void job_release(struct job *job)
     if (!job->context) return;
     clattn_pyramid_release(job->context, job->pyramid);
     clattn_blocks_release(job->context, job->blocks);
+    clattn_neighborhood_release(job->context, job->plan);
+    job->plan = NULL;
     job->pyramid = NULL;
     job->blocks = NULL;
     if (!job->staged) return;
-    clattn_tensor *tensors[] = {&job->device_q, &job->device_k, &job->device_v, &job->device_out,
-                                &job->device_lse};
+    clattn_tensor *tensors[] = {&job->device_q,   &job->device_k,       &job->device_v,      &job->device_out,
+                                &job->device_lse, &job->device_extra_k, &job->device_extra_v};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
         if (tensors[i]->data) clattn_tensor_release(job->context, tensors[i]);
     job->staged = false;

@@ -19,8 +19,11 @@ struct job {
                                       those of `select` when `join` is set */
     bool join;
     int32_t pattern_heads; /* list heads of the pattern */
-    clattn_tensor q, k, v; /* host views */
-    float *out, *lse;      /* [batch][q_len][q_heads][dim_v], [batch][q_len][q_heads] */
+    const clattn_neighborhood_desc
+        *neighborhood;              /* NULL: none; else instead of all of the above but the scale */
+    clattn_tensor q, k, v;          /* host views */
+    clattn_tensor extra_k, extra_v; /* of a neighborhood; len 0: none */
+    float *out, *lse;               /* [batch][q_len][q_heads][dim_v], [batch][q_len][q_heads] */
     clattn_blocks
         *blocks; /* NULL: chosen by `select`, and released by job_release(); else attended to as it is */
     void (*progress)(const char *step); /* called before each step; may be NULL */
@@ -32,7 +35,8 @@ struct job {
     uint64_t programs_built, programs_loaded;
 
     /* Private: what the steps share. */
-    clattn_tensor device_q, device_k, device_v, device_out, device_lse;
+    clattn_tensor device_q, device_k, device_v, device_out, device_lse, device_extra_k, device_extra_v;
+    clattn_neighborhood *plan;
     bool staged;
     clattn_pyramid *pyramid;
 };

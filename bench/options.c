@@ -94,6 +94,9 @@ static bool store_value(const struct option_spec *spec, const char *text)
     case OPTION_NO_FLAG:
         *(bool *)spec->value = false;
         return true;
+    case OPTION_SET:
+        *(int *)spec->value = (int)spec->minimum;
+        return true;
     case OPTION_TEXT:
         *(const char **)spec->value = text;
         return true;
@@ -114,7 +117,7 @@ static bool store_value(const struct option_spec *spec, const char *text)
 
 static bool takes_value(const struct option_spec *spec)
 {
-    return spec->kind != OPTION_FLAG && spec->kind != OPTION_NO_FLAG;
+    return spec->kind != OPTION_FLAG && spec->kind != OPTION_NO_FLAG && spec->kind != OPTION_SET;
 }
 
 bool options_parse(const struct option_spec *specs, const struct command_help *help, int argc, char **argv,

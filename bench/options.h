@@ -11,6 +11,7 @@
 enum option_kind {
     OPTION_FLAG,    /* bool: becomes true */
     OPTION_NO_FLAG, /* bool: becomes false */
+    OPTION_SET,     /* int: becomes `minimum` */
     OPTION_TEXT,    /* const char * */
     OPTION_INTEGER, /* int64_t, minimum..maximum */
     OPTION_REAL,    /* double, finite */

@@ -73,10 +73,11 @@ static int check_sizes(struct run *run)
     return STATUS_OK;
 }
 
-static clattn_tensor view(const struct run *run, int input, int64_t len, int64_t heads, int64_t dim)
+clattn_tensor run_view(const struct run *run, const struct tensor_file *file, int64_t len, int64_t heads,
+                       int64_t dim)
 {
     /* The library does not write to inputs, though its views are not const. */
-    void *data = (void *)(uintptr_t)run->files[input].data;
+    void *data = (void *)(uintptr_t)file->data;
     return run->layout == 1 ? clattn_tensor_bhtd(data, run->dtype, run->batch, heads, len, dim)
                             : clattn_tensor_bthd(data, run->dtype, run->batch, len, heads, dim);
 }
@@ -94,24 +95,29 @@ int run_open_inputs(struct run *run)
     int status = check_sizes(run);
     if (status != STATUS_OK) return status;
     run->dtype = dtypes[run->files[RUN_Q].type];
-    run->job.q = view(run, RUN_Q, run->q_len, run->q_heads, run->dim);
-    run->job.k = view(run, RUN_K, run->kv_len, run->kv_heads, run->dim);
-    run->job.v = view(run, RUN_V, run->kv_len, run->kv_heads, run->dim_v);
+    run->job.q = run_view(run, &run->files[RUN_Q], run->q_len, run->q_heads, run->dim);
+    run->job.k = run_view(run, &run->files[RUN_K], run->kv_len, run->kv_heads, run->dim);
+    run->job.v = run_view(run, &run->files[RUN_V], run->kv_len, run->kv_heads, run->dim_v);
     return STATUS_OK;
+}
+
+static struct tensor_values count_values(const struct tensor_file *file, const char *name)
+{
+    struct tensor_values count = tensor_file_count(file);
+    if (count.nan > 0)
+        program_warning("%s: %" PRIu64 " of %" PRIu64 " values are NaN", name, count.nan, file->elements);
+    if (count.infinite > 0)
+        program_warning("%s: %" PRIu64 " of %" PRIu64 " values are infinite", name, count.infinite,
+                        file->elements);
+    return count;
 }
 
 void run_count_values(struct run *run)
 {
-    for (int i = 0; i < RUN_INPUTS; i++) {
-        struct tensor_values *count = &run->values[i];
-        *count = tensor_file_count(&run->files[i]);
-        if (count->nan > 0)
-            program_warning("%s: %" PRIu64 " of %" PRIu64 " values are NaN", run->input_names[i], count->nan,
-                            run->files[i].elements);
-        if (count->infinite > 0)
-            program_warning("%s: %" PRIu64 " of %" PRIu64 " values are infinite", run->input_names[i],
-                            count->infinite, run->files[i].elements);
-    }
+    for (int i = 0; i < RUN_INPUTS; i++)
+        run->values[i] = count_values(&run->files[i], run->input_names[i]);
+    for (int i = 0; i < RUN_EXTRAS; i++)
+        if (run->extra_names[i]) count_values(&run->extra_files[i], run->extra_names[i]);
 }
 
 int run_open_outputs(struct run *run)
@@ -187,4 +193,5 @@ void run_close(struct run *run)
         npy_writer_abandon(&run->writers[i]);
     for (int i = 0; i < RUN_INPUTS; i++)
         tensor_file_close(&run->files[i]);
+    run_close_extras(run);
 }

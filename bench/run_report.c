@@ -63,6 +63,41 @@ static void report_inputs(report *parent, const struct run *run)
     }
 }
 
+static void report_axes(report *parent, const char *name, const int32_t *numbers, int axes)
+{
+    report *list = report_list(parent, name);
+    for (int a = 0; a < axes; a++)
+        report_entry_integer(list, numbers[a]);
+}
+
+static void report_neighborhood(report *parent, const struct run *run)
+{
+    const clattn_neighborhood_desc *desc = &run->neighborhood;
+    report *object = report_child(parent, "neighborhood");
+    report_axes(object, "layout", desc->length, desc->axes);
+    report_axes(object, "window", desc->window, desc->axes);
+    report_axes(object, "stride", desc->stride, desc->axes);
+    report_axes(object, "dilation", desc->dilation, desc->axes);
+    report_axes(object, "causal", desc->causal, desc->axes);
+    report_integer(object, "extra_len", run->job.extra_k.len);
+}
+
+static void report_attention(report *root, const struct run *run)
+{
+    report_real(root, "scale", scale_used(run));
+    if (run->is_neighborhood) {
+        report_neighborhood(root, run);
+        return;
+    }
+    report_flag(root, "causal", run->causal);
+    report_real(root, "softcap", run->softcap);
+    report_integer(root, "window_tokens", run->window_tokens);
+    report_integer(root, "sequences", run->sequences);
+    report_text(root, "sink", run->extra_names[RUN_SINK]);
+    report_text(root, "bias", run->extra_names[RUN_BIAS]);
+    report_selection(root, run);
+}
+
 static int print_json(const struct run *run)
 {
     static const char *const outputs[RUN_OUTPUTS] = {"out", "lse", "blocks"};
@@ -74,9 +109,7 @@ static int print_json(const struct run *run)
     report_text(root, "dtype", element_name(run->files[RUN_Q].type));
     report_text(root, "layout", run_layouts[run->layout]);
     report_sizes(root, run);
-    report_flag(root, "causal", run->causal);
-    report_real(root, "scale", scale_used(run));
-    report_selection(root, run);
+    report_attention(root, run);
     report *seconds = report_child(root, "seconds");
     report_real(seconds, "build", job->build);
     for (int i = 0; i < JOB_STEPS; i++)
@@ -93,17 +126,29 @@ static int print_json(const struct run *run)
     return status;
 }
 
-static void print_text(const struct run *run)
+static void print_neighborhood(const struct run *run)
 {
-    const struct job *job = &run->job;
-    const clattn_select_desc *desc = &job->select;
-    printf("device     %s: %s (%s)\n", backend_words[run->device.backend], run->device.name,
-           run->device.variant);
-    printf("sizes      batch %" PRId64 ", %" PRId64 " queries x %" PRId64 " heads, %" PRId64 " keys x %" PRId64
-           " heads, dim %" PRId64 ", dim_v %" PRId64 ", %s\n",
-           run->batch, run->q_len, run->q_heads, run->kv_len, run->kv_heads, run->dim, run->dim_v,
-           element_name(run->files[RUN_Q].type));
+    const clattn_neighborhood_desc *desc = &run->neighborhood;
+    char text[5][64];
+    int axes = desc->axes;
+    printf("attention  layout %s, window %s, stride %s, dilation %s, causal %s, scale %g, %" PRId64
+           " extra keys\n",
+           layout_join(desc->length, axes, text[0], sizeof text[0]),
+           layout_join(desc->window, axes, text[1], sizeof text[1]),
+           layout_join(desc->stride, axes, text[2], sizeof text[2]),
+           layout_join(desc->dilation, axes, text[3], sizeof text[3]),
+           layout_join(desc->causal, axes, text[4], sizeof text[4]), scale_used(run), run->job.extra_k.len);
+}
+
+static void print_attention(const struct run *run)
+{
+    const clattn_select_desc *desc = &run->job.select;
     printf("attention  %s, scale %g, ", run->causal ? "causal" : "not causal", scale_used(run));
+    if (run->sequences > 0) printf("%" PRId64 " sequences, ", run->sequences);
+    if (run->softcap == run->softcap) printf("softcap %g, ", run->softcap);
+    if (run->window_tokens > 0) printf("window %" PRId64 ", ", run->window_tokens);
+    if (run->extra_names[RUN_SINK]) printf("sink, ");
+    if (run->extra_names[RUN_BIAS]) printf("bias, ");
     if (run->pattern)
         printf("%s, of %" PRId64 " leaves of %" PRId32 " tokens\n", run->selector_text,
                (run->kv_len + desc->leaf - 1) / desc->leaf, desc->leaf);
@@ -113,6 +158,21 @@ static void print_text(const struct run *run)
         printf("%s, at most %" PRId32 " of %" PRId64 " leaves of %" PRId32 " tokens\n",
                run_selectors[run->selector], desc->topk, (run->kv_len + desc->leaf - 1) / desc->leaf,
                desc->leaf);
+}
+
+static void print_text(const struct run *run)
+{
+    const struct job *job = &run->job;
+    printf("device     %s: %s (%s)\n", backend_words[run->device.backend], run->device.name,
+           run->device.variant);
+    printf("sizes      batch %" PRId64 ", %" PRId64 " queries x %" PRId64 " heads, %" PRId64 " keys x %" PRId64
+           " heads, dim %" PRId64 ", dim_v %" PRId64 ", %s\n",
+           run->batch, run->q_len, run->q_heads, run->kv_len, run->kv_heads, run->dim, run->dim_v,
+           element_name(run->files[RUN_Q].type));
+    if (run->is_neighborhood)
+        print_neighborhood(run);
+    else
+        print_attention(run);
     printf("seconds    build %.3f", job->build);
     for (int i = 0; i < JOB_STEPS; i++)
         printf(", %s %.3f", job_step_names[i], job->seconds[i]);
