@@ -177,7 +177,7 @@ static void backward_query_simd(const struct backward_job *job, const struct for
     const struct problem *problem = job->problem;
     const struct sequence *sequence = tile->sequence;
     int64_t visible = visible_keys(problem, sequence, tile->row + tile->rows - 1), block = backward_block(job);
-    int64_t blocks = tile->indices ? tile->count : ceil_div(visible, block);
+    int64_t blocks = tile->indices ? tile->counts[0] : ceil_div(visible, block);
     query_layout(job, (int64_t)tile->rows * tile->heads, scratch, &state);
     query_begin(&state, delta);
     for (int64_t n = 0; n < blocks; n++) {

@@ -50,7 +50,7 @@ void forward_tile_ref(const struct forward_job *job, const struct forward_tile *
                           .q = job->q,
                           .k = job->k,
                           .indices = tile->indices,
-                          .count = tile->count,
+                          .count = tile->indices ? tile->counts[0] : 0,
                           .key_blocks = key_blocks_listed(job->blocks, tile->sequence),
                           .mask = job->blocks ? job->blocks->mask : NULL,
                           .cut = tile->cut,

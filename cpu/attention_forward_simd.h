@@ -1,36 +1,37 @@
 /* SPDX-License-Identifier: MIT */
 /* Attention over a block list, vectorised: one tile of query rows and heads that share a list.
  *
- *   z_j = scale * q . k_j   over the listed keys j (j <= t when causal)
+ *   z_j = scale * q . k_j   over the listed keys j that the row sees, changed by the options (tile_view_simd.h)
  *   lse = log sum_j exp z_j,   out = sum_j exp(z_j - lse) v_j
  *
- * One pass over the blocks with the online softmax. After each block and for each row: row_max = max z so far,
- * row_sum = sum exp(z - row_max), out = sum exp(z - row_max) v. The tile's rows ("lanes" of dot_simd.h) are all
- * pairs (query row, head), heads running fastest. Each block is read once from the caller's memory; while its
- * logits are computed its values are prefetched, while its values are added the next block's keys are.
+ * One pass over the pieces of blocks with the online softmax. After each piece and for each row: row_max = max
+ * z so far, row_sum = sum exp(z - row_max), out = sum exp(z - row_max) v. The tile's rows ("lanes" of
+ * dot_simd.h) are all pairs (query row, head), heads running fastest. Each piece is read once from the caller's
+ * memory; while its logits are computed its values are prefetched, while its values are added the next piece's
+ * keys are.
  *
  * Included by attention_forward_<variant>.c after a vector layer; mirrors attention_forward_ref.c. */
 
 #include "dot_simd.h"
-#include "exp_simd.h"
+#include "tile_view_simd.h"
 #include "weighted_sum_simd.h"
-
-#include <math.h>
 
 struct forward_state {
     const struct forward_job *job;
     const struct forward_tile *tile;
-    int64_t rows;             /* query rows x heads */
-    int32_t block;            /* keys of a block */
-    int64_t out_stride;       /* of a row of out */
-    float *q;                 /* [lane group][dim][lanes] */
-    float *logits;            /* [lane group][block][lanes], then the weights exp(z - row_max) */
-    float *out;               /* [rows][out_stride], not yet divided by row_sum */
-    float *row_max, *row_sum; /* [rows] */
-    float *correction;        /* [rows] exp(old row_max - new row_max) */
-    float *seen;              /* [rows] keys of the current block that the row sees */
-    float *key;               /* packed keys: see dot_keys */
-    float *value;             /* [block][2 * WIDTH] packed values of one panel */
+    struct tile_view view;
+    int64_t rows;                   /* query rows x heads */
+    int64_t block;                  /* keys of the largest piece */
+    int64_t out_stride;             /* of a row of out */
+    float *q;                       /* [lane group][dim][lanes] */
+    float *logits;                  /* [lane group][block][lanes], then the weights exp(z - row_max) */
+    float *out;                     /* [rows][out_stride], not yet divided by row_sum */
+    float *row_max, *row_sum;       /* [rows] */
+    float *correction;              /* [rows] exp(old row_max - new row_max) */
+    float *visible;                 /* of the view */
+    float *key;                     /* packed keys: see dot_keys */
+    float *value;                   /* [block][2 * WIDTH] packed values of one panel */
+    float *key_scale, *value_scale; /* [block] of INT8 */
 };
 
 static int64_t rows_padded(int64_t rows)
@@ -43,7 +44,7 @@ static size_t state_layout(const struct forward_job *job, int64_t rows, void *sc
                            struct forward_state *state)
 {
     const struct problem *problem = job->problem;
-    int64_t lanes = rows_padded(rows), block = job->blocks ? job->blocks->block : DENSE_BLOCK;
+    int64_t lanes = rows_padded(rows), block = piece_capacity(job->blocks);
     struct {
         float **part;
         int64_t floats;
@@ -54,16 +55,18 @@ static size_t state_layout(const struct forward_job *job, int64_t rows, void *sc
         {&state->row_max, lanes},
         {&state->row_sum, lanes},
         {&state->correction, lanes},
-        {&state->seen, lanes},
+        {&state->visible, tile_view_floats(problem, job->blocks, lanes)},
         {&state->key, CHUNK_ROWS_MAX * packed_stride(problem->dim)},
         {&state->value, block * LANES_MAX},
+        {&state->key_scale, block},
+        {&state->value_scale, block},
     };
     size_t used = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (scratch) *parts[i].part = (float *)((char *)scratch + used);
         used += (size_t)round_up(parts[i].floats * (int64_t)sizeof(float), 64);
     }
-    state->block = (int32_t)block;
+    state->block = block;
     state->rows = rows;
     state->out_stride = round_up(problem->dim_v, WIDTH);
     return used;
@@ -100,35 +103,29 @@ static void state_begin(struct forward_state *state)
     memset(state->out, 0, (size_t)(state->rows * state->out_stride) * sizeof(float));
 }
 
-/* ---- one block ---- */
+/* ---- one piece ---- */
 
 struct block_view {
-    int64_t first; /* its first key */
-    int64_t count; /* keys that exist and that some row sees */
-    bool partial;  /* some row does not see all of them: state->seen counts */
+    struct piece piece;
     struct rows key, value;
+    int finite; /* are all values finite? -1: not known yet */
 };
 
 /* Weights of one lane group: logits become exp(z - row_max). */
 static void softmax_lanes(struct forward_state *state, const struct block_view *block, int64_t first,
                           int vectors)
 {
+    bool changes = view_changes(&state->view, &block->piece);
     for (int n = 0; n < vectors; n++) {
-        int64_t lane = first + n * WIDTH, lanes = vectors * WIDTH;
+        int64_t lane = first + n * WIDTH, lanes = vectors * WIDTH, count = block->piece.count;
         float *z = state->logits + first * state->block + n * WIDTH;
         vec old_max = vec_load(state->row_max + lane), new_max = old_max;
-        vec minus_infinity = vec_set(-INFINITY);
-        if (block->partial) {
-            vec seen = vec_load(state->seen + lane);
-            for (int64_t j = 0; j < block->count; j++)
-                vec_store(z + j * lanes,
-                          vec_where_less(vec_set((float)j), seen, vec_load(z + j * lanes), minus_infinity));
-        }
-        for (int64_t j = 0; j < block->count; j++)
+        if (changes) view_logits(&state->view, &block->piece, lane, z, lanes, NULL);
+        for (int64_t j = 0; j < count; j++)
             new_max = vec_max(vec_load(z + j * lanes), new_max);
         /* A row that has seen nothing subtracts 0: its weights are exp(-inf) = 0. */
-        vec shift = vec_where_less(minus_infinity, new_max, new_max, vec_zero()), sum = vec_zero();
-        for (int64_t j = 0; j < block->count; j++) {
+        vec shift = vec_where_less(vec_set(-INFINITY), new_max, new_max, vec_zero()), sum = vec_zero();
+        for (int64_t j = 0; j < count; j++) {
             vec weight = vec_exp(vec_sub(vec_load(z + j * lanes), shift));
             vec_store(z + j * lanes, weight);
             sum = vec_add(sum, weight);
@@ -148,100 +145,174 @@ static struct float_rows value_panel(const struct forward_state *state, const st
     bool conflicts = value->stride != 0 && value->stride % 256 == 0 && state->rows > PV_ROWS;
     if (value->dtype == CLATTN_FLOAT32 && d + vectors * WIDTH <= value->dim && !conflicts)
         return (struct float_rows){(const float *)value->data + d, value->stride};
-    int64_t lanes = vectors * WIDTH, element = value->dtype == CLATTN_FLOAT32 ? 4 : 2;
+    int64_t lanes = vectors * WIDTH, element = element_bytes(value->dtype);
     int32_t exists = (int32_t)MIN(lanes, value->dim - d);
     memset(state->value, 0, exists < lanes ? (size_t)(value->count * lanes) * sizeof(float) : 0);
     panel_to_float(value->data + d * element, value->dtype, value->stride, value->count, exists, state->value,
                    lanes);
+    if (value->scale) panel_scale(value->scale, value->count, exists, state->value, lanes);
     return (struct float_rows){state->value, lanes};
 }
 
-/* Rows r .. r + rows - 1 of a lane group, columns d of the values. Weights of keys that a row does not see are
- * not touched: the value may be NaN. */
-static void block_values_rows(struct forward_state *state, const struct block_view *block, int64_t first,
-                              int64_t r, int rows, struct float_rows value, int64_t d, int vectors)
+struct panel {
+    struct float_rows value;
+    int64_t d; /* first column */
+    int vectors;
+};
+
+/* Keys first .. end - 1 for rows r .. r + rows - 1 of the lane group that begins at row `group`. */
+static void add_values(struct forward_state *state, const struct panel *panel, const float *correction,
+                       int64_t group, int64_t r, int rows, int64_t first, int64_t end)
 {
-    int64_t lanes = lane_vectors(state->rows - first) * WIDTH, common = block->count;
-    const float *p = state->logits + first * state->block + (r - first);
-    float *out = state->out + r * state->out_stride + d;
-    if (block->partial)
-        for (int i = 0; i < rows; i++)
-            common = MIN(common, (int64_t)state->seen[r + i]);
-    weighted_sum(p, lanes, value, common, state->correction + r, out, state->out_stride, rows, vectors);
-    for (int i = 0; i < rows && block->partial; i++) {
-        const float one = 1;
-        int64_t rest = MIN(block->count, (int64_t)state->seen[r + i]) - common;
-        struct float_rows from = {value.data + common * value.stride, value.stride};
-        if (rest > 0)
-            weighted_sum(p + common * lanes + i, lanes, from, rest, &one, out + i * state->out_stride,
-                         state->out_stride, 1, vectors);
+    int64_t lanes = lane_vectors(state->rows - group) * WIDTH;
+    const float *p = state->logits + group * state->block + (r - group);
+    struct float_rows from = {panel->value.data + first * panel->value.stride, panel->value.stride};
+    weighted_sum(p + first * lanes, lanes, from, MAX(end - first, 0), correction,
+                 state->out + r * state->out_stride + panel->d, state->out_stride, rows, panel->vectors);
+}
+
+/* One row, run by run of the keys that it sees: what it does not see must not matter, even where it is NaN. */
+static void add_values_seen(struct forward_state *state, const struct block_view *block,
+                            const struct panel *panel, int64_t group, int64_t r)
+{
+    const float one = 1, *correction = state->correction + r;
+    const struct tile_view *view = &state->view;
+    for (int64_t first = 0, end; first < block->piece.count; first = end) {
+        end = first + 1;
+        if (!view_sees(view, &block->piece, r, first)) continue;
+        while (end < block->piece.count && view_sees(view, &block->piece, r, end))
+            end++;
+        add_values(state, panel, correction, group, r, 1, first, end);
+        correction = &one;
     }
 }
 
-/* out = out * correction + weights * values; meanwhile the next block's keys are prefetched. */
-static void block_values(struct forward_state *state, const struct block_view *block, const struct rows *next)
+/* Rows r .. r + rows - 1 of a lane group. Rows that see nothing of the piece are left alone; the weights of
+ * what a row does not see are 0, which adds nothing while the values are finite. */
+static void block_values_rows(struct forward_state *state, const struct block_view *block,
+                              const struct panel *panel, int64_t group, int64_t r, int rows)
+{
+    const float *from = state->view.from, *to = state->view.to;
+    int64_t end = r + rows;
+    if (!block->piece.partial) {
+        add_values(state, panel, state->correction + r, group, r, rows, 0, block->piece.count);
+        return;
+    }
+    while (r < end) {
+        float first = from[r], last = to[r];
+        int run = 0;
+        for (; r + run < end && from[r + run] < to[r + run]; run++) {
+            first = fminf(first, from[r + run]);
+            last = fmaxf(last, to[r + run]);
+        }
+        if (block->finite)
+            add_values(state, panel, state->correction + r, group, r, run, (int64_t)first, (int64_t)last);
+        else
+            for (int i = 0; i < run; i++)
+                add_values_seen(state, block, panel, group, r + i);
+        r += MAX(run, 1);
+    }
+}
+
+/* out = out * correction + weights * values; meanwhile the next piece's keys are prefetched. */
+static void block_values(struct forward_state *state, struct block_view *block, const struct rows *next)
 {
     int64_t panels = ceil_div(state->out_stride, 2 * WIDTH);
     int64_t panel_keys = next ? ceil_div(next->count, panels) : 0;
-    for (int64_t panel = 0; panel < panels; panel++) {
-        int64_t d = panel * 2 * WIDTH;
-        int vectors = state->out_stride - d > WIDTH ? 2 : 1;
-        prefetch_rows(next, panel * panel_keys, panel_keys);
-        struct float_rows value = value_panel(state, &block->value, (int32_t)d, vectors);
-        for (int64_t first = 0; first < state->rows; first += LANES_MAX) {
-            int64_t end = MIN(first + LANES_MAX, state->rows);
-            for (int64_t r = first; r < end; r += PV_ROWS)
-                block_values_rows(state, block, first, r, (int)MIN(PV_ROWS, end - r), value, d, vectors);
+    if (block->piece.partial) block->finite = rows_finite(&block->value);
+    for (int64_t n = 0; n < panels; n++) {
+        struct panel panel = {.d = n * 2 * WIDTH};
+        panel.vectors = state->out_stride - panel.d > WIDTH ? 2 : 1;
+        prefetch_rows(next, n * panel_keys, panel_keys);
+        panel.value = value_panel(state, &block->value, (int32_t)panel.d, panel.vectors);
+        for (int64_t group = 0; group < state->rows; group += LANES_MAX) {
+            int64_t end = MIN(group + LANES_MAX, state->rows);
+            for (int64_t r = group; r < end; r += PV_ROWS)
+                block_values_rows(state, block, &panel, group, r, (int)MIN(PV_ROWS, end - r));
         }
     }
 }
 
 /* ---- the tile ---- */
 
-static int64_t block_first(const struct forward_state *state, int64_t n)
-{
-    const struct forward_tile *tile = state->tile;
-    return (tile->indices ? tile->indices[n] : n) * (int64_t)state->block;
-}
-
 static struct rows block_rows(const struct forward_state *state, const clattn_tensor *tensor,
-                              const struct block_view *block)
+                              const struct piece *piece)
 {
     const struct sequence *sequence = state->tile->sequence;
     int32_t kv_head = state->tile->head / state->job->problem->group;
-    return (struct rows){tensor_row(tensor, sequence->batch, sequence->k_row + block->first, kv_head),
-                         tensor->dtype, tensor->len_stride, block->count, (int32_t)tensor->dim};
+    return (struct rows){tensor_row(tensor, sequence->batch, sequence->k_row + piece->first, kv_head),
+                         tensor->dtype,
+                         tensor->len_stride,
+                         piece->count,
+                         (int32_t)tensor->dim,
+                         NULL};
 }
 
-/* Block n of the list, cut to the keys that the tile's last row sees; false when it sees none. */
-static bool block_at(const struct forward_state *state, int64_t n, int64_t visible, struct block_view *block)
+static bool block_next(struct forward_state *state, struct block_view *block)
 {
-    block->first = block_first(state, n);
-    block->count = MIN(state->block, visible - block->first);
-    if (block->count <= 0) return false;
-    block->key = block_rows(state, state->job->k, block);
-    block->value = block_rows(state, state->job->v, block);
+    if (!view_next(&state->view, &block->piece)) return false;
+    block->key = block_rows(state, state->job->k, &block->piece);
+    block->value = block_rows(state, state->job->v, &block->piece);
     return true;
 }
 
-static void count_seen(struct forward_state *state, struct block_view *block)
+static const float *block_scales(const struct forward_state *state, const clattn_tensor *scales,
+                                 const struct piece *piece, float *scale)
 {
     const struct problem *problem = state->job->problem;
     const struct sequence *sequence = state->tile->sequence;
-    block->partial = visible_keys(problem, sequence, state->tile->row) - block->first < block->count;
-    if (!block->partial) return;
-    for (int64_t r = 0; r < rows_padded(state->rows); r++) {
-        int64_t i = row_position(state->tile, MIN(r, state->rows - 1));
-        int64_t seen = visible_keys(problem, sequence, i) - block->first;
-        state->seen[r] = (float)MAX(0, MIN(seen, block->count));
-    }
+    for (int64_t j = 0; j < piece->count; j++)
+        scale[j] =
+            *(const float *)tensor_row(scales, scales->batch == 1 ? 0 : sequence->batch,
+                                       (sequence->k_row + piece->first + j) / problem->options.scale_block,
+                                       state->tile->head / problem->group);
+    return scale;
 }
 
-static void state_finish(const struct forward_state *state)
+static void block_open(struct forward_state *state, struct block_view *block)
+{
+    const struct options *options = &state->job->problem->options;
+    view_open(&state->view, &block->piece);
+    if (!options->k_scale) return;
+    block->key.scale = block_scales(state, options->k_scale, &block->piece, state->key_scale);
+    block->value.scale = block_scales(state, options->v_scale, &block->piece, state->value_scale);
+}
+
+/* Does the row see any key? Only asked when all its logits are -infinity. */
+static bool row_sees_key(const struct forward_state *state, int64_t r)
+{
+    struct tile_view view;
+    struct piece piece;
+    tile_view_begin(state->job->problem, state->job->blocks, state->tile, state->view.lanes, state->visible,
+                    &view);
+    while (view_next(&view, &piece)) {
+        view_open(&view, &piece);
+        for (int64_t j = 0; j < piece.count; j++)
+            if (view_sees(&view, &piece, r, j)) return true;
+    }
+    return false;
+}
+
+/* The sink joins the sum of row r; returns what multiplies its weights. A row without keys stays empty. */
+static float row_sink(struct forward_state *state, int64_t r)
+{
+    float sink = *(const float *)tensor_row(state->job->problem->options.sink, 0, 0,
+                                            state->tile->head + r % state->tile->heads);
+    float old_max = state->row_max[r], new_max = fmaxf(old_max, sink);
+    if (new_max == -INFINITY || (old_max == -INFINITY && !row_sees_key(state, r))) return 1;
+    float factor = expf(old_max - new_max);
+    state->row_max[r] = new_max;
+    state->row_sum[r] =
+        (float)((double)state->row_sum[r] * (double)factor + exp((double)sink - (double)new_max));
+    return factor;
+}
+
+static void state_finish(struct forward_state *state)
 {
     const struct forward_job *job = state->job;
     int32_t dim_v = job->problem->dim_v;
     for (int64_t r = 0; r < state->rows; r++) {
+        float factor = job->problem->options.sink ? row_sink(state, r) : 1;
         float *from = state->out + r * state->out_stride, sum = state->row_sum[r];
         void *to = (void *)tensor_tile_row(state, job->out, r);
         bool empty = state->row_max[r] == -INFINITY;
@@ -249,7 +320,7 @@ static void state_finish(const struct forward_state *state)
         int32_t d = 0;
         if (empty) memset(from, 0, (size_t)state->out_stride * sizeof(float));
         for (; d < dim_v; d += WIDTH)
-            vec_store(from + d, vec_div(vec_load(from + d), divisor));
+            vec_store(from + d, vec_div(vec_mul(vec_load(from + d), vec_set(factor)), divisor));
         for (d = 0; d + WIDTH <= dim_v; d += WIDTH)
             vec_store_as(to, job->out->dtype, d, vec_load(from + d));
         for (; d < dim_v; d++)
@@ -272,14 +343,12 @@ static void forward_tile_simd(const struct forward_job *job, const struct forwar
     struct block_view block, next;
     state_layout(job, (int64_t)tile->rows * tile->heads, scratch, &state);
     state_begin(&state);
+    tile_view_begin(job->problem, job->blocks, tile, rows_padded(state.rows), state.visible, &state.view);
 
-    int64_t visible = visible_keys(job->problem, tile->sequence, tile->row + tile->rows - 1);
-    int64_t blocks = tile->indices ? tile->count : ceil_div(visible, state.block);
-    bool more = blocks > 0 && block_at(&state, 0, visible, &next);
-    for (int64_t n = 0; more; n++) {
+    for (bool more = block_next(&state, &next); more;) {
         block = next;
-        more = n + 1 < blocks && block_at(&state, n + 1, visible, &next);
-        count_seen(&state, &block);
+        more = block_next(&state, &next);
+        block_open(&state, &block);
         dot_keys(state.q, state.rows, &block.key, job->problem->scale, state.logits, state.block, state.key,
                  &block.value);
         for (int64_t first = 0; first < state.rows; first += LANES_MAX)

@@ -26,15 +26,21 @@ typedef void pyramid_join_function(const float *left, const float *right, int32_
 typedef int32_t select_row_function(const struct select_job *job, int64_t sequence, int32_t kv_head, int64_t i,
                                     void *scratch, int32_t *indices);
 
-/* Query rows and heads that attend to the same keys of one key head: rows row .. row + rows - 1 of a sequence,
- * heads head .. head + heads - 1 of q. */
+enum { TILE_LISTS_MAX = 16 };
+
+/* Query rows and heads that share the keys of one key head: rows row .. row + rows - 1 of a sequence, heads
+ * head .. head + heads - 1 of q. They have one list, or neighbouring list rows one each: row i of the tile has
+ * list i / list_rows. */
 struct forward_tile {
     const struct sequence *sequence;
     int64_t row;
     int32_t rows, head, heads;
-    const int32_t *indices; /* [count] ascending blocks; NULL: all keys */
-    int32_t count;
-    const unsigned char *cut; /* [count] blocks that need the element mask; NULL: the list has none */
+    int32_t lists;          /* 1 .. TILE_LISTS_MAX; 1 with an element mask */
+    int32_t list_rows;      /* query rows of a list */
+    const int32_t *indices; /* ascending blocks of list n from n * list_step on; NULL: all keys */
+    const int32_t *counts;  /* their number at n * count_step */
+    int64_t list_step, count_step;
+    const unsigned char *cut; /* blocks that need the element mask, as indices; NULL: the list has none */
 };
 
 /* Attention of one tile: writes out and lse. scratch: forward_scratch bytes of this thread, 64-byte aligned. */
@@ -64,6 +70,7 @@ struct cpu_kernels {
     size_t (*backward_key_scratch)(const struct backward_job *job);
     int32_t forward_rows; /* query rows x heads of a tile that suits the kernel, for dense attention and query
                              blocks */
+    int32_t union_rows;   /* query rows x heads of a tile that joins several short lists; 1: none does */
 };
 
 /* One installer a variant, in order. Each overrides what it has. */

@@ -227,7 +227,7 @@ static int run_queries(const struct cpu_kernels *kernels, const struct plan *pla
 {
     const struct backward_job *job = plan->job;
     const struct problem *problem = job->problem;
-    struct tiling tiling = tiling_of(problem, job->blocks, kernels->forward_rows);
+    struct tiling tiling = tiling_of(problem, job->blocks, kernels->forward_rows, 1);
     size_t bytes = kernels->backward_query_scratch(job, tiling.rows, tiling.heads);
     int failed = 0;
     (void)threads;

@@ -7,19 +7,11 @@
 
 #include <stdlib.h>
 
-/* The kernels of this job: what only the reference knows is its work. */
-static struct cpu_kernels kernels_for(clattn_context *context, const struct forward_job *job)
-{
-    struct cpu_kernels kernels = *cpu_kernels_of(context);
-    if (reference_only(job->problem, job->blocks)) cpu_install_ref(&kernels);
-    return kernels;
-}
-
 clattn_status cpu_forward(clattn_context *context, const struct forward_job *job)
 {
-    const struct cpu_kernels chosen = kernels_for(context, job), *kernels = &chosen;
+    const struct cpu_kernels *kernels = cpu_kernels_of(context);
     const struct problem *problem = job->problem;
-    struct tiling tiling = tiling_of(problem, job->blocks, kernels->forward_rows);
+    struct tiling tiling = tiling_of(problem, job->blocks, kernels->forward_rows, kernels->union_rows);
     int threads = cpu_threads(context), failed = 0;
     size_t bytes = kernels->forward_scratch(job, tiling.rows, tiling.heads);
     (void)threads;

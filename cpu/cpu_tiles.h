@@ -10,11 +10,14 @@
 struct tiling {
     int32_t heads;      /* query heads of a tile */
     int32_t rows;       /* query rows of a tile */
+    int32_t lists;      /* list rows of a tile; with more than one it has them whole */
     int64_t list_tiles; /* tiles of one list row and head */
 };
 
-/* tile_rows: query rows x heads that suit the kernel. blocks NULL: all keys. */
-struct tiling tiling_of(const struct problem *problem, const clattn_blocks *blocks, int32_t tile_rows);
+/* tile_rows: query rows x heads that suit the kernel; union_rows: those that tiles of several lists may have.
+ * blocks NULL: all keys. */
+struct tiling tiling_of(const struct problem *problem, const clattn_blocks *blocks, int32_t tile_rows,
+                        int32_t union_rows);
 
 /* Number of tiles of a sequence; some may have no row. */
 int64_t tiling_tiles(const struct tiling *tiling, const struct problem *problem, const clattn_blocks *blocks,

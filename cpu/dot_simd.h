@@ -135,6 +135,7 @@ static inline void dot_keys(const float *q, int64_t query_rows, const struct row
         int64_t count = MIN(chunk, keys->count - j);
         struct float_rows key =
             key_rows(keys->data + j * stride_bytes(keys), keys->dtype, keys->stride, count, dim, pack);
+        if (keys->scale) panel_scale(keys->scale + j, count, dim, pack, key.stride);
         for (int64_t first = 0; first < query_rows; first += LANES_MAX) {
             int vectors = lane_vectors(query_rows - first);
             float *to = logits + first * capacity + j * vectors * WIDTH;

@@ -27,4 +27,25 @@ static inline vec vec_exp(vec x)
     return vec_scale_exponent(vec_add(p, vec_set(1)), n);
 }
 
+/* tanh, and its slope 1 - tanh^2 without cancellation, both within 4 ulp; NaN for NaN.
+ *
+ *   u = exp(-2 |y|),   tanh |y| = (1 - u) / (1 + u),   slope = 4 u / (1 + u)^2
+ *
+ * Below 0.625 the polynomial of Cephes' tanhf, since 1 - u would cancel. */
+static inline vec vec_tanh(vec y, vec *slope)
+{
+    vec one = vec_set(1), size = vec_max(vec_sub(vec_zero(), y), y);
+    vec u = vec_exp(vec_mul(vec_set(-2), size)), share = vec_div(one, vec_add(one, u));
+    vec far = vec_mul(vec_sub(one, u), share), square = vec_mul(y, y);
+    vec p = vec_set(-5.70498872745e-3f);
+    p = vec_fma(p, square, vec_set(2.06390887954e-2f));
+    p = vec_fma(p, square, vec_set(-5.37397155531e-2f));
+    p = vec_fma(p, square, vec_set(1.33314422036e-1f));
+    p = vec_fma(p, square, vec_set(-3.33332819422e-1f));
+    vec near = vec_fma(vec_mul(p, square), y, y);
+    far = vec_where_less(y, vec_zero(), vec_sub(vec_zero(), far), far);
+    *slope = vec_mul(vec_mul(vec_set(4), u), vec_mul(share, share));
+    return vec_where_less(size, vec_set(0.625f), near, far);
+}
+
 #endif

@@ -16,4 +16,5 @@ void cpu_install_avx2(struct cpu_kernels *kernels)
     kernels->backward_key = backward_key_avx2;
     kernels->backward_key_scratch = backward_key_scratch_avx2;
     kernels->forward_rows = 64;
+    kernels->union_rows = 8;
 }

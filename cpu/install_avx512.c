@@ -16,4 +16,5 @@ void cpu_install_avx512(struct cpu_kernels *kernels)
     kernels->backward_key = backward_key_avx512;
     kernels->backward_key_scratch = backward_key_scratch_avx512;
     kernels->forward_rows = 64;
+    kernels->union_rows = 16;
 }

@@ -16,4 +16,5 @@ void cpu_install_c(struct cpu_kernels *kernels)
     kernels->backward_key = backward_key_c;
     kernels->backward_key_scratch = backward_key_scratch_c;
     kernels->forward_rows = 64;
+    kernels->union_rows = 4;
 }

@@ -12,4 +12,5 @@ void cpu_install_ref(struct cpu_kernels *kernels)
     kernels->forward_tile = forward_tile_ref;
     kernels->forward_scratch = forward_scratch_ref;
     kernels->forward_rows = 1;
+    kernels->union_rows = 1;
 }

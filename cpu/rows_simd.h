@@ -18,10 +18,16 @@ static inline int64_t round_up(int64_t n, int64_t unit)
     return (n + unit - 1) / unit * unit;
 }
 
-/* ---- float32, float16 and bfloat16 in memory ---- */
+/* ---- the types in memory ---- */
+
+static inline int64_t element_bytes(clattn_dtype dtype)
+{
+    return dtype == CLATTN_FLOAT32 ? 4 : dtype == CLATTN_INT8 ? 1 : 2;
+}
 
 ALWAYS_INLINE vec vec_load_as(const void *row, clattn_dtype dtype, int64_t i)
 {
+    if (dtype == CLATTN_INT8) return vec_load_int8((const int8_t *)row + i);
     if (dtype == CLATTN_FLOAT16) return vec_load_float16((const uint16_t *)row + i);
     if (dtype == CLATTN_BFLOAT16) return vec_load_bfloat16((const uint16_t *)row + i);
     return vec_load((const float *)row + i);
@@ -35,6 +41,14 @@ ALWAYS_INLINE void vec_store_as(void *row, clattn_dtype dtype, int64_t i, vec a)
         vec_store_bfloat16((uint16_t *)row + i, a);
     else
         vec_store((float *)row + i, a);
+}
+
+/* Multiplies row j by scale[j]. */
+static inline void panel_scale(const float *scale, int64_t count, int32_t columns, float *rows, int64_t stride)
+{
+    for (int64_t j = 0; j < count; j++)
+        for (int32_t d = 0; d < columns; d++)
+            rows[j * stride + d] *= scale[j];
 }
 
 ALWAYS_INLINE void panel_to_float_of(const void *rows, clattn_dtype dtype, int64_t stride, int64_t count,
@@ -67,6 +81,8 @@ static inline void panel_to_float(const void *rows, clattn_dtype dtype, int64_t 
         panel_to_float_of(rows, CLATTN_FLOAT16, stride, count, columns, to, to_stride);
     else if (dtype == CLATTN_BFLOAT16)
         panel_to_float_of(rows, CLATTN_BFLOAT16, stride, count, columns, to, to_stride);
+    else if (dtype == CLATTN_INT8)
+        panel_to_float_of(rows, CLATTN_INT8, stride, count, columns, to, to_stride);
     else
         panel_to_float_of(rows, CLATTN_FLOAT32, stride, count, columns, to, to_stride);
 }
@@ -77,11 +93,32 @@ struct rows {
     clattn_dtype dtype;
     int64_t stride, count;
     int32_t dim;
+    const float *scale; /* [count] factors of INT8 rows; NULL: none */
 };
 
 static inline int64_t stride_bytes(const struct rows *rows)
 {
-    return rows->stride * (rows->dtype == CLATTN_FLOAT32 ? 4 : 2);
+    return rows->stride * element_bytes(rows->dtype);
+}
+
+/* Is every element finite? */
+static inline bool rows_finite(const struct rows *rows)
+{
+    vec zero = vec_zero();
+    float sum[WIDTH], rest = 0;
+    for (int64_t j = 0; j < rows->count; j++) {
+        const char *row = rows->data + j * stride_bytes(rows);
+        int32_t d = 0;
+        for (; d + WIDTH <= rows->dim && rows->dtype != CLATTN_INT8; d += WIDTH)
+            zero = vec_fma(vec_load_as(row, rows->dtype, d), vec_zero(), zero);
+        for (; d < rows->dim && rows->dtype != CLATTN_INT8; d++)
+            rest += 0 * load_element(row, rows->dtype, d);
+        if (rows->scale) rest += 0 * rows->scale[j];
+    }
+    vec_store(sum, zero);
+    for (int n = 0; n < WIDTH; n++)
+        rest += sum[n];
+    return rest == 0; /* 0 times infinity or NaN is NaN */
 }
 
 /* Rows as the tiles want them. */
@@ -123,7 +160,7 @@ static inline struct float_rows key_rows(const void *rows, clattn_dtype dtype, i
 static inline void prefetch_rows(const struct rows *rows, int64_t first, int64_t count)
 {
     if (!rows) return;
-    int64_t stride = stride_bytes(rows), bytes = rows->dim * (rows->dtype == CLATTN_FLOAT32 ? 4 : 2);
+    int64_t stride = stride_bytes(rows), bytes = rows->dim * element_bytes(rows->dtype);
     for (int64_t j = first; j < MIN(first + count, rows->count); j++)
         for (int64_t b = 0; b < bytes; b += 64)
             prefetch_line(rows->data + j * stride + b);

@@ -162,10 +162,10 @@ static int64_t run_at(const struct walk *walk, const struct walk_children *child
     int64_t rows = MIN(run * children->width, children->rows - first);
     if (children->keys)
         *child = (struct rows){tensor_row(k, sequence->batch, sequence->k_row + first, walk->kv_head), k->dtype,
-                               k->len_stride, rows, dim};
+                               k->len_stride, rows, dim, NULL};
     else
         *child = (struct rows){(const char *)(walk->means + (children->base + first) * dim), CLATTN_FLOAT32,
-                               dim, rows, dim};
+                               dim, rows, dim, NULL};
     return run;
 }
 

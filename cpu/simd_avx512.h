@@ -95,6 +95,11 @@ static inline vec vec_load_float16(const uint16_t *p)
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
 
+static inline vec vec_load_int8(const int8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
 /* To nearest even; a NaN stays one. */
 static inline void vec_store_bfloat16(uint16_t *p, vec a)
 {

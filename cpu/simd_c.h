@@ -123,6 +123,11 @@ static inline vec vec_load_float16(const uint16_t *p)
     return (vec)((vec_bits)((vec)magnitude * 0x1p112f) | special | (bits & 0x8000) << 16);
 }
 
+static inline vec vec_load_int8(const int8_t *p)
+{
+    return (vec){p[0], p[1], p[2], p[3]};
+}
+
 static inline void vec_store_bfloat16(uint16_t *p, vec a)
 {
     for (int i = 0; i < WIDTH; i++)

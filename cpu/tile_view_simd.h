@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLATTN_TILE_VIEW_SIMD_H
+#define CLATTN_TILE_VIEW_SIMD_H
+
+/* Which keys the rows of a tile see, and what the options make of their logits: for the forward pass and for
+ * the gradient of the queries. Included after a vector layer (simd_*.h).
+ *
+ * A tile walks over the blocks that any of its lists has, in pieces of at most `capacity` keys. Of a piece, row
+ * r sees the keys from[r] .. to[r] - 1, and of those only what its window of a neighborhood has when the piece
+ * is cut. What a row does not see gets the logit -infinity. Whether anything of this is needed is decided once
+ * a piece: plain pieces pay nothing. */
+
+#include "exp_simd.h"
+#include "rows_simd.h"
+
+#include "key_blocks.h"
+#include "neighborhood.h"
+
+#include <float.h>
+#include <math.h>
+
+enum { STARTS_KEYS = 64 }; /* keys at once with the caller's block boundaries */
+
+/* Keys of the largest piece. */
+static inline int64_t piece_capacity(const clattn_blocks *blocks)
+{
+    return !blocks ? DENSE_BLOCK : blocks->starts ? STARTS_KEYS : blocks->block;
+}
+
+struct piece {
+    int64_t block;        /* its number in the sequence */
+    int64_t first, count; /* keys of the sequence */
+    uint32_t listed;      /* bit n: list n of the tile has the block */
+    bool cut;             /* the element mask matters */
+    bool partial;         /* some row does not see all keys, or the piece is cut */
+};
+
+struct tile_view {
+    const struct problem *problem;
+    const clattn_blocks *blocks;
+    const struct forward_tile *tile;
+    struct key_blocks keys;
+    int64_t capacity, rows, lanes; /* lanes: rows, rounded up */
+    int64_t first, end;            /* keys that some row sees */
+    float softcap, softcap_inverse;
+    float *from, *to;  /* [lanes] */
+    float *bias;       /* [lanes] of the current block */
+    float *window;     /* [2 * AXES][lanes] lo and hi, relative to the coordinates of the piece's first key */
+    float *coordinate; /* [capacity][AXES], relative likewise */
+    int64_t block, at; /* the walk: current block (dense), next key of the current block */
+    int32_t next[TILE_LISTS_MAX];
+};
+
+static inline int64_t tile_view_floats(const struct problem *problem, const clattn_blocks *blocks,
+                                       int64_t lanes)
+{
+    (void)problem;
+    return 3 * lanes + (blocks && blocks->mask ? 2 * AXES * lanes + AXES * piece_capacity(blocks) : 0);
+}
+
+/* memory: tile_view_floats(). */
+static inline void tile_view_begin(const struct problem *problem, const clattn_blocks *blocks,
+                                   const struct forward_tile *tile, int64_t lanes, float *memory,
+                                   struct tile_view *view)
+{
+    *view = (struct tile_view){.problem = problem,
+                               .blocks = blocks,
+                               .tile = tile,
+                               .keys = key_blocks_listed(blocks, tile->sequence),
+                               .capacity = piece_capacity(blocks),
+                               .rows = (int64_t)tile->rows * tile->heads,
+                               .lanes = lanes,
+                               .first = first_visible_key(problem, tile->sequence, tile->row),
+                               .end = visible_keys(problem, tile->sequence, tile->row + tile->rows - 1),
+                               .softcap = problem->options.softcap};
+    /* Where the inverse overflows every logit is bent to less than the smallest normal number. */
+    view->softcap_inverse = fminf(1 / view->softcap, FLT_MAX);
+    view->from = memory;
+    view->to = view->from + lanes;
+    view->bias = view->to + lanes;
+    view->window = view->bias + lanes;
+    view->coordinate = view->window + 2 * AXES * lanes;
+    view->block = view->first / DENSE_BLOCK;
+}
+
+/* ---- the walk ---- */
+
+/* The lowest block that a list still has; false past the last one. */
+static inline bool view_block(const struct tile_view *view, struct piece *piece)
+{
+    const struct forward_tile *tile = view->tile;
+    if (!tile->indices) {
+        piece->block = view->block;
+        piece->listed = 1;
+        return piece->block < view->keys.count;
+    }
+    piece->block = INT64_MAX;
+    for (int32_t n = 0; n < tile->lists; n++) {
+        int32_t cursor = view->next[n];
+        int64_t block = cursor < tile->counts[n * tile->count_step]
+                            ? tile->indices[n * tile->list_step + cursor]
+                            : INT64_MAX;
+        if (block < piece->block) {
+            piece->block = block;
+            piece->listed = 0;
+        }
+        piece->listed |= (uint32_t)(block == piece->block && block < INT64_MAX) << n;
+    }
+    return piece->block < view->keys.count; /* a list may have been selected on more keys than these */
+}
+
+static inline void view_leave_block(struct tile_view *view, const struct piece *piece)
+{
+    view->at = 0;
+    view->block++;
+    for (int32_t n = 0; n < view->tile->lists; n++)
+        view->next[n] += piece->listed >> n & 1;
+}
+
+/* The next piece with a key that some row of the tile may see. */
+static inline bool view_next(struct tile_view *view, struct piece *piece)
+{
+    while (view_block(view, piece)) {
+        int64_t first = MAX(MAX(key_block_first(&view->keys, piece->block), view->first), view->at);
+        int64_t end = MIN(key_block_end(&view->keys, piece->block), view->end);
+        piece->first = first;
+        piece->count = MIN(end - first, view->capacity);
+        piece->cut = view->tile->cut && view->tile->cut[view->next[0]];
+        view->at = first + view->capacity;
+        if (view->at >= end) view_leave_block(view, piece);
+        if (piece->count > 0) return true;
+        if (first >= view->end) return false; /* lists ascend */
+    }
+    return false;
+}
+
+/* ---- one piece ---- */
+
+/* Relative coordinates stay whole numbers in float32: window bounds far away are moved nearer. */
+static inline float relative_coordinate(int64_t x, int64_t origin)
+{
+    return (float)MAX(MIN(x - origin, 1 << 20), -(1 << 20));
+}
+
+/* The element mask in floats. Coordinate -1, of a row without a token, lies below every bound. */
+static inline void view_windows(struct tile_view *view, const struct piece *piece)
+{
+    const struct forward_tile *tile = view->tile;
+    const struct element_mask *mask = view->blocks->mask;
+    const int32_t *coordinate =
+        (const int32_t *)mask->coordinate.host + (tile->sequence->k_row + piece->first) * AXES;
+    const int32_t *window = (const int32_t *)mask->window.host + (tile->sequence->q_row + tile->row) * 2 * AXES;
+    for (int64_t j = 0; j < piece->count; j++)
+        for (int a = 0; a < AXES; a++)
+            view->coordinate[j * AXES + a] = coordinate[j * AXES + a] < 0
+                                                 ? -0x1p22f
+                                                 : relative_coordinate(coordinate[j * AXES + a], coordinate[a]);
+    for (int64_t r = 0, i = 0; i < tile->rows; i++)
+        for (int32_t head = 0; head < tile->heads; head++, r++)
+            for (int a = 0; a < 2 * AXES; a++)
+                view->window[a * view->lanes + r] =
+                    relative_coordinate(window[i * 2 * AXES + a], coordinate[a / 2]);
+    for (int a = 0; a < 2 * AXES; a++)
+        for (int64_t r = view->rows; r < view->lanes; r++)
+            view->window[a * view->lanes + r] = 0;
+}
+
+static inline void view_bias(struct tile_view *view, const struct piece *piece)
+{
+    const clattn_tensor *bias = view->problem->options.bias;
+    const struct forward_tile *tile = view->tile;
+    for (int64_t r = 0; r < view->lanes; r++)
+        view->bias[r] = r < view->rows
+                            ? *(const float *)tensor_row(bias, bias->batch == 1 ? 0 : tile->sequence->batch,
+                                                         piece->block, tile->head + r % tile->heads)
+                            : 0;
+}
+
+/* Fills what the piece's rows see. Pieces are opened in order, each before its logits are used. */
+static inline void view_open(struct tile_view *view, struct piece *piece)
+{
+    const struct problem *problem = view->problem;
+    const struct forward_tile *tile = view->tile;
+    int64_t last = tile->row + tile->rows - 1;
+    if (problem->options.bias) view_bias(view, piece);
+    piece->partial = piece->cut ||
+                     visible_keys(problem, tile->sequence, tile->row) - piece->first < piece->count ||
+                     first_visible_key(problem, tile->sequence, last) > piece->first ||
+                     piece->listed != UINT32_MAX >> (32 - tile->lists);
+    if (!piece->partial) return;
+    for (int64_t r = 0, i = 0; i < tile->rows; i++) {
+        int64_t row = tile->row + i, end = visible_keys(problem, tile->sequence, row) - piece->first;
+        int64_t from = MAX(first_visible_key(problem, tile->sequence, row) - piece->first, 0);
+        int64_t to = MAX(MIN(end, piece->count), 0);
+        if (!(piece->listed >> i / tile->list_rows & 1)) to = 0;
+        for (int32_t head = 0; head < tile->heads; head++, r++) {
+            view->from[r] = (float)MIN(from, to);
+            view->to[r] = (float)to;
+        }
+    }
+    for (int64_t r = view->rows; r < view->lanes; r++)
+        view->from[r] = view->to[r] = 0;
+    if (piece->cut) view_windows(view, piece);
+}
+
+/* Does row r see key j of the piece? */
+static inline bool view_sees(const struct tile_view *view, const struct piece *piece, int64_t r, int64_t j)
+{
+    if (!piece->partial) return true;
+    if ((float)j < view->from[r] || (float)j >= view->to[r]) return false;
+    for (int a = 0; a < AXES && piece->cut; a++) {
+        float x = view->coordinate[j * AXES + a];
+        if (x < view->window[2 * a * view->lanes + r] || x >= view->window[(2 * a + 1) * view->lanes + r])
+            return false;
+    }
+    return true;
+}
+
+/* Do logits of the piece need view_logits? */
+static inline bool view_changes(const struct tile_view *view, const struct piece *piece)
+{
+    return view->softcap != 0 || view->problem->options.bias || piece->partial;
+}
+
+/* Soft cap, bias and what is not seen, for one vector of rows from `lane` on: z [count][lanes]. slope (NULL:
+ * not wanted) [count][lanes] receives the slope of the soft cap. */
+static inline void view_logits(const struct tile_view *view, const struct piece *piece, int64_t lane, float *z,
+                               int64_t lanes, float *slope)
+{
+    vec minus_infinity = vec_set(-INFINITY), from = vec_load(view->from + lane), to = vec_load(view->to + lane);
+    vec bias = view->problem->options.bias ? vec_load(view->bias + lane) : vec_zero();
+    for (int64_t j = 0; j < piece->count; j++) {
+        vec x = vec_load(z + j * lanes);
+        if (view->softcap != 0) {
+            vec bent;
+            x = vec_tanh(vec_mul(x, vec_set(view->softcap_inverse)), &bent);
+            x = vec_mul(x, vec_set(view->softcap));
+            if (slope) vec_store(slope + j * lanes, bent);
+        }
+        if (view->problem->options.bias) x = vec_add(x, bias);
+        if (piece->partial) {
+            x = vec_where_less(vec_set((float)j), to, x, minus_infinity);
+            x = vec_where_less(vec_set((float)j), from, minus_infinity, x);
+        }
+        for (int a = 0; a < AXES && piece->cut; a++) {
+            const float *lo = view->window + 2 * a * view->lanes + lane;
+            vec at = vec_set(view->coordinate[j * AXES + a]);
+            x = vec_where_less(at, vec_load(lo), minus_infinity, x);
+            x = vec_where_less(at, vec_load(lo + view->lanes), x, minus_infinity);
+        }
+        vec_store(z + j * lanes, x);
+    }
+}
+
+#endif
