@@ -18,7 +18,10 @@
  * Macros: DIM, DIM_V 1..256; ROWS = ROW_GROUPS * LANES >= TOKENS * HEADS; KEYS a power of two that divides
  * BLOCK; ITEM_KEYS keys an item; ITEM_DIMS value dimensions an item, a multiple of 4, KEY_GROUPS * ITEM_DIMS >=
  * DIM_V; GROUP query heads a key head, HEADS of them in a tile; LOAD_K, LOAD_V elements a load, divide DIM and
- * DIM_V; PAD floats after a row of a tile, against bank conflicts, a multiple of 4; OUT_DTYPE. */
+ * DIM_V; PAD floats after a row of a tile, against bank conflicts, a multiple of 4; OUT_DTYPE; the options of
+ * attention.cl. BIAS_BLOCK is a multiple of KEYS. */
+
+#include "attention.cl"
 
 #define ROW_GROUPS (ROWS / LANES)
 #define KEY_GROUPS (KEYS / ITEM_KEYS)
@@ -31,7 +34,6 @@
 #define PITCH_MAX (K_PITCH > V_PITCH ? K_PITCH : V_PITCH)
 #define COLUMNS_MAX (DIM_PADDED > DIM_V_PADDED ? DIM_PADDED : DIM_V_PADDED)
 #define DIMS_AT_ONCE (ITEM_DIMS % 8 == 0 ? 8 : 4)
-#define NO_BLOCK 0x7fffffff
 
 #if OUT_DTYPE == 1
 typedef float out_element;
@@ -44,17 +46,20 @@ typedef ushort out_element;
 #define STORE store_bfloat16
 #endif
 
-/* Loads `count` rows of a key or value tile, the rest of KEYS rows becomes zero, as do columns past the
- * dimension. Returns 0, or NaN when an element is infinite or NaN. */
+/* Loads rows first .. first + count - 1 of a key or value tile, the rest of KEYS rows becomes zero, as do
+ * columns past the dimension. Returns 0, or NaN when an element is infinite or NaN. */
 #define DEFINE_LOAD_TILE(NAME, WIDTH, COLUMNS, COLUMNS_PADDED, PITCH)                                          \
-    inline float NAME(__local float *tile, __global const element *rows, long stride, uint count, uint lid)    \
+    inline float NAME(__local float *tile, __global const kv_element *all, long stride, uint first,            \
+                      uint count, uint lid, struct scales scales)                                              \
     {                                                                                                          \
+        __global const kv_element *rows = all + (long)first * stride;                                          \
         const uint loads = CEIL_DIV(COLUMNS_PADDED, WIDTH);                                                    \
         VECTOR(WIDTH) check = 0.0f;                                                                            \
         for (uint e = lid; e < KEYS * loads; e += ITEMS) {                                                     \
             uint row = e / loads, column = (e - row * loads) * WIDTH;                                          \
             VECTOR(WIDTH) x = 0.0f;                                                                            \
-            if (row < count && column < COLUMNS) x = LOAD(WIDTH)(rows + (long)row * stride + column);          \
+            if (row < count && column < COLUMNS)                                                               \
+                x = SCALED(LOAD_KV(WIDTH)(rows + (long)row * stride + column), scales, first + row);           \
             PUT(WIDTH)(x, tile + row * PITCH + column);                                                        \
             check += x * 0.0f;                                                                                 \
         }                                                                                                      \
@@ -62,24 +67,6 @@ typedef ushort out_element;
     }
 DEFINE_LOAD_TILE(load_keys, LOAD_K, DIM, DIM_PADDED, K_PITCH)
 DEFINE_LOAD_TILE(load_values, LOAD_V, DIM_V, DIM_V_PADDED, V_PITCH)
-
-/* The lists of a tile's tokens. */
-struct list {
-    __global const int *indices, *counts;
-    ulong first; /* list of the sequence's first token */
-    uint heads, q_block, topk, seen_most, has_lists;
-};
-
-/* Entry `at` of a token's list; NO_BLOCK past its end or past the keys. Lists ascend. */
-inline int list_entry(const struct list *list, uint token, int at)
-{
-    int block = at;
-    if (list->has_lists) {
-        ulong row = list->first + (ulong)(token / list->q_block) * list->heads;
-        block = at < min(list->counts[row], (int)list->topk) ? list->indices[row * list->topk + at] : -1;
-    }
-    return block >= 0 && (ulong)block * BLOCK < list->seen_most ? block : NO_BLOCK;
-}
 
 /* The least of the tokens' next blocks. */
 inline int first_block(__local const int *next)
@@ -90,6 +77,20 @@ inline int first_block(__local const int *next)
         block = min(block, next[t]);
     return block;
 }
+
+#if MASK
+/* The rows in whose window, on every axis, the coordinates [3] lie. windows [3][lo, hi] are ROW_GROUPS apart.
+ */
+inline lanes_int in_window(__local const int *coordinate, __local const lanes_int *windows)
+{
+    lanes_int inside = -1;
+    for (uint axis = 0; axis < 3; axis++) {
+        lanes_int x = coordinate[axis];
+        inside &= (x >= windows[2 * axis * ROW_GROUPS]) & (x < windows[(2 * axis + 1) * ROW_GROUPS]);
+    }
+    return inside;
+}
+#endif
 
 /* p * v; with `careful` 0 where p is, so that a NaN or an infinity stays with the rows that see its key. */
 inline lanes weighted(lanes p, float v, bool careful)
@@ -122,16 +123,40 @@ inline void add_values(lanes *sums, __local const lanes *p, __local const float4
         sums[d] = sum[d];
 }
 
+#if SINK
+/* Joins the sink's logit to the maximum and sum of the rows that have keys; empty rows stay empty. Returns what
+ * the row's values are to be multiplied with. */
+inline lanes sink_join(__local lanes *part, lanes logit, lanes_int has_keys, uint lid, uint row_group,
+                       lanes *row_max, lanes *row_sum)
+{
+    lanes keys = 0.0f;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    part[lid] = has_keys ? (lanes)(1.0f) : (lanes)(0.0f);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint g = 0; g < KEY_GROUPS; g++)
+        keys += part[g * ROW_GROUPS + row_group];
+    logit = keys > (lanes)(0.0f) ? logit : (lanes)(-INFINITY);
+    lanes most = lanes_most(*row_max, logit), base = lanes_base(most), factor = exp(*row_max - base);
+    *row_sum = *row_sum * factor + exp(logit - base);
+    *row_max = most;
+    return factor;
+}
+#endif
+
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void
-attention_forward(__global const element *restrict q, __global const element *restrict k,
-                  __global const element *restrict v, __global out_element *restrict out,
+attention_forward(__global const element *restrict q, __global const kv_element *restrict k,
+                  __global const kv_element *restrict v, __global out_element *restrict out,
                   __global float *restrict lse, __global const int *restrict indices,
                   __global const int *restrict counts, __global const long *restrict table, uint sequences,
                   ulong unit_first, long q_len_stride, long q_head_stride, long k_len_stride,
                   long k_head_stride, long v_len_stride, long v_head_stride, long out_len_stride,
                   long out_head_stride, long lse_len_stride, long lse_head_stride, float scale, int causal,
-                  uint has_lse, uint has_lists, uint list_heads, uint q_block, uint topk, uint kv_heads)
+                  uint has_lse, uint has_lists, uint list_heads, uint q_block, uint topk,
+                  uint kv_heads OPTION_ARGUMENTS)
 {
+#if !OPTIONS
+    const ulong window = 0;
+#endif
     __local lanes q_tile[COLUMNS_MAX * ROW_GROUPS]; /* q^T, at the end out^T */
     __local float4 key_tile[KEYS * PITCH_MAX / 4];  /* k, then v */
     __local lanes p_tile[KEYS * ROW_GROUPS];
@@ -140,6 +165,20 @@ attention_forward(__global const element *restrict q, __global const element *re
     __local lanes_int seen[ROW_GROUPS], limit[ROW_GROUPS]; /* keys that a row sees at all, and in this block */
     __local int next[TOKENS], cursor[TOKENS];
     __local int odd; /* the value tile has a NaN or an infinity */
+#if WINDOW
+    __local lanes_int seen_from[ROW_GROUPS], from[ROW_GROUPS]; /* keys before these are not seen */
+#endif
+#if SINK
+    __local lanes sink_tile[ROW_GROUPS];
+    lanes_int has_keys = 0;
+#endif
+#if BIAS
+    __local lanes bias_tile[ROW_GROUPS]; /* of the block */
+#endif
+#if MASK
+    __local lanes_int window_tile[6 * ROW_GROUPS], whole[ROW_GROUPS]; /* rows that the block is not cut for */
+    __local int coordinates[KEYS * 3], any_cut;
+#endif
     __local float *tile = (__local float *)key_tile;
 
     const uint lid = get_local_id(0), key_group = lid / ROW_GROUPS, row_group = lid - key_group * ROW_GROUPS;
@@ -152,13 +191,35 @@ attention_forward(__global const element *restrict q, __global const element *re
     const uint kv_head = head_tile / HEAD_TILES, head_in_group = (head_tile - kv_head * HEAD_TILES) * HEADS;
     const uint head = kv_head * GROUP + head_in_group;
     const uint tokens = min((uint)TOKENS, q_len - token), heads = min((uint)HEADS, GROUP - head_in_group);
-    const long position = (long)token + tokens - 1 + (long)kv_len - (long)q_len; /* of the last token */
-    const uint seen_most = !causal ? kv_len : position < 0 ? 0 : (uint)position + 1;
-    struct list list = {indices, counts, 0, list_heads, q_block, topk, seen_most, has_lists};
+    const long position = (long)token + (long)kv_len - (long)q_len; /* of the first token */
+    struct list list = {.indices = indices,
+                        .counts = counts,
+                        .heads = list_heads,
+                        .q_block = q_block,
+                        .topk = topk,
+                        .has_lists = has_lists};
     list.first = (ulong)sequence[SEQUENCE_LIST_ROW] * list_heads;
     list.first += list_heads == 1 ? 0 : list_heads == kv_heads ? kv_head : head;
-    __global const element *k_rows = k + sequence[SEQUENCE_K] + kv_head * k_head_stride;
-    __global const element *v_rows = v + sequence[SEQUENCE_V] + kv_head * v_head_stride;
+    list.seen_least = (uint)keys_seen(position, kv_len, causal, window).x;
+    list.seen_most = (uint)keys_seen(position + tokens - 1, kv_len, causal, window).y;
+    __global const kv_element *k_rows = k + sequence[SEQUENCE_K] + kv_head * k_head_stride;
+    __global const kv_element *v_rows = v + sequence[SEQUENCE_V] + kv_head * v_head_stride;
+    struct scales k_scales = {0}, v_scales = {0};
+#if OPTIONS
+    __global const long *option = option_table + (uint)(sequence - table) / SEQUENCE_FIELDS * OPTION_FIELDS;
+#endif
+#if INT8
+    k_scales.of = k_scale + option[OPTION_K_SCALE] + kv_head * k_scale_head_stride;
+    v_scales.of = v_scale + option[OPTION_V_SCALE] + kv_head * v_scale_head_stride;
+    k_scales.stride = k_scale_stride, v_scales.stride = v_scale_stride;
+    k_scales.row = v_scales.row = (uint)option[OPTION_K_ROW];
+    k_scales.block = v_scales.block = scale_block;
+#endif
+#if STARTS
+    list.starts = starts + option[OPTION_START];
+    list.k_row = option[OPTION_K_ROW];
+    list.blocks = (uint)option[OPTION_BLOCKS];
+#endif
 
     for (uint e = lid; e < ROWS * DIM_PADDED; e += ITEMS) {
         uint row = e / DIM_PADDED, d = e - row * DIM_PADDED, t = row / HEADS, h = row - t * HEADS;
@@ -170,14 +231,25 @@ attention_forward(__global const element *restrict q, __global const element *re
     }
     for (uint row = lid; row < ROWS; row += ITEMS) {
         uint t = row / HEADS, h = row - t * HEADS;
-        long past = causal && t < tokens ? (long)(tokens - 1 - t) : 0;
-        long count = (long)seen_most - past;
-        if (causal && position - past < 0) count = 0;
-        ((__local int *)seen)[row] = t < tokens && h < heads ? (int)count : 0;
+        int2 keys = keys_seen(position + t, kv_len, causal, window);
+        bool is_row = t < tokens && h < heads;
+        ((__local int *)seen)[row] = is_row ? keys.y : 0;
+#if WINDOW
+        ((__local int *)seen_from)[row] = keys.x;
+#endif
+#if SINK
+        ((__local float *)sink_tile)[row] = is_row ? sink[sink_first + (head + h) * sink_stride] : 0.0f;
+#endif
+#if MASK
+        for (uint side = 0; side < 6; side++)
+            ((__local int *)window_tile)[side * ROWS + row] =
+                is_row ? row_windows[(option[OPTION_Q_ROW] + token + t) * 6 + side] : 0;
+#endif
     }
     for (uint t = lid; t < TOKENS; t += ITEMS) {
-        cursor[t] = 0;
-        next[t] = t < tokens ? list_entry(&list, token + t, 0) : NO_BLOCK;
+        int at = WINDOW && !has_lists ? (int)(list.seen_least / BLOCK) : 0;
+        next[t] = t < tokens ? list_next(&list, token + t, &at, kv_len) : NO_BLOCK;
+        cursor[t] = at;
     }
 
     lanes row_max = -INFINITY, row_sum = 0.0f, sums[ITEM_DIMS];
@@ -189,15 +261,39 @@ attention_forward(__global const element *restrict q, __global const element *re
     uint first = 0;
     int block = first_block(next);
     while (block != NO_BLOCK) { /* keys first .. first + KEYS - 1, which lie in the block */
-        const uint block_first = (uint)block * BLOCK, count = kv_len - (block_first + first);
-        const bool is_last = first + KEYS >= BLOCK || block_first + first + KEYS >= seen_most;
-        const long key = (long)block_first + first;
+        const uint key = block_first_key(&list, block) + first;
+        const uint count = block_end_key(&list, block, kv_len) - key;
+        const bool is_last = count <= KEYS || key + KEYS >= list.seen_most;
         barrier(CLK_LOCAL_MEM_FENCE);
-        load_keys(tile, k_rows + key * k_len_stride, k_len_stride, count, lid);
+        load_keys(tile, k_rows, k_len_stride, key, count, lid, k_scales);
         if (lid == 0) odd = 0;
+#if MASK
+        if (lid == 0) any_cut = 0;
+        for (uint e = lid; e < KEYS * 3; e += ITEMS)
+            coordinates[e] = e < count * 3 ? key_coordinates[(option[OPTION_K_ROW] + key) * 3 + e] : -1;
+        barrier(CLK_LOCAL_MEM_FENCE);
+#endif
         for (uint row = lid; row < ROWS; row += ITEMS) {
             uint t = min(row / HEADS, (uint)TOKENS - 1);
-            ((__local int *)limit)[row] = next[t] == block ? ((__local int *)seen)[row] - (int)key : 0;
+            bool is_listed = next[t] == block;
+            int seen_here = ((__local int *)seen)[row] - (int)key;
+            if (STARTS) seen_here = min(seen_here, (int)count);
+            ((__local int *)limit)[row] = is_listed ? seen_here : 0;
+#if WINDOW
+            ((__local int *)from)[row] = ((__local int *)seen_from)[row] - (int)key;
+#endif
+#if BIAS
+            uint h = min(row - row / HEADS * HEADS, heads - 1),
+                 bias_block = has_lists ? block : key / BIAS_BLOCK;
+            ((__local float *)bias_tile)[row] =
+                bias[option[OPTION_BIAS] + bias_block * bias_block_stride + (head + h) * bias_head_stride];
+#endif
+#if MASK
+            ulong list_row = list.first + (ulong)((token + t) / q_block) * list_heads;
+            int is_cut = is_listed && t < tokens ? cut[list_row * topk + cursor[t]] : 0;
+            ((__local int *)whole)[row] = is_cut ? 0 : -1;
+            if (is_cut) any_cut = 1;
+#endif
         }
         barrier(CLK_LOCAL_MEM_FENCE);
 
@@ -205,8 +301,25 @@ attention_forward(__global const element *restrict q, __global const element *re
         tile_logits(q_tile, key_tile, row_group, key_group, s);
 #pragma unroll
         for (uint j = 0; j < ITEM_KEYS; j++) {
-            s[j] =
-                (lanes_int)((int)(j * KEY_GROUPS + key_group)) < limit[row_group] ? s[j] : (lanes)(-INFINITY);
+            const uint in_tile = j * KEY_GROUPS + key_group;
+            lanes_int visible = (lanes_int)((int)in_tile) < limit[row_group];
+#if SOFTCAP
+            s[j] = softcap * tanh(s[j] / softcap);
+#endif
+#if BIAS
+            s[j] += bias_tile[row_group];
+#endif
+#if WINDOW
+            visible &= (lanes_int)((int)in_tile) >= from[row_group];
+#endif
+#if MASK
+            if (any_cut)
+                visible &= whole[row_group] | in_window(coordinates + in_tile * 3, window_tile + row_group);
+#endif
+#if SINK
+            has_keys |= visible;
+#endif
+            s[j] = visible ? s[j] : (lanes)(-INFINITY);
             most = lanes_most(most, s[j]);
         }
         part[lid] = most;
@@ -225,12 +338,13 @@ attention_forward(__global const element *restrict q, __global const element *re
             p_tile[(j * KEY_GROUPS + key_group) * ROW_GROUPS + row_group] = p;
         }
         if (key_group == 0) decay[row_group] = factor;
-        float check = load_values(tile, v_rows + key * v_len_stride, v_len_stride, count, lid);
+        float check = load_values(tile, v_rows, v_len_stride, key, count, lid, v_scales);
         if (check != 0.0f) odd = 1;
         for (uint t = lid; is_last && t < TOKENS; t += ITEMS)
             if (next[t] == block) {
-                cursor[t]++;
-                next[t] = list_entry(&list, token + t, cursor[t]);
+                int at = cursor[t] + 1;
+                next[t] = list_next(&list, token + t, &at, kv_len);
+                cursor[t] = at;
             }
         barrier(CLK_LOCAL_MEM_FENCE);
 
@@ -256,8 +370,13 @@ attention_forward(__global const element *restrict q, __global const element *re
     row_sum = 0.0f;
     for (uint g = 0; g < KEY_GROUPS; g++)
         row_sum += part[g * ROW_GROUPS + row_group];
-    /* Not "> 0": a NaN must reach the output. */
+        /* Not "> 0": a NaN must reach the output. */
+#if SINK
+    lanes factor = sink_join(part, sink_tile[row_group], has_keys, lid, row_group, &row_max, &row_sum);
+    lanes inverse = row_sum == (lanes)(0.0f) ? (lanes)(0.0f) : factor / row_sum;
+#else
     lanes inverse = row_sum == (lanes)(0.0f) ? (lanes)(0.0f) : (lanes)(1.0f) / row_sum;
+#endif
 #pragma unroll
     for (uint d = 0; d < ITEM_DIMS; d++)
         q_tile[(d / 4 * KEY_GROUPS * 4 + key_group * 4 + d % 4) * ROW_GROUPS + row_group] = sums[d] * inverse;

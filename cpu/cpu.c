@@ -226,13 +226,12 @@ static clattn_status cpu_finish(clattn_context *context, const clattn_sync *sync
 
 #define CPU_BACKEND(ID, IS_REFERENCE, OPEN)                                                                    \
     {                                                                                                          \
-        .id = ID, .host_memory = true, .has_options = true, .block_starts = true,                              \
-        .knows_neighborhoods = IS_REFERENCE, .open = OPEN, .close = cpu_close, .describe = cpu_describe,       \
-        .storage_create = cpu_storage_create, .storage_release = cpu_storage_release,                          \
-        .storage_write = cpu_storage_write, .storage_read = cpu_storage_read,                                  \
-        .tensor_upload = cpu_tensor_copy, .tensor_download = cpu_tensor_copy, .finish = cpu_finish,            \
-        .pyramid_build = cpu_pyramid_build, .select = cpu_select, .forward = cpu_forward,                      \
-        .gather = cpu_gather, .backward = cpu_backward,                                                        \
+        .id = ID, .host_memory = true, .knows_neighborhoods = IS_REFERENCE, .open = OPEN, .close = cpu_close,  \
+        .describe = cpu_describe, .storage_create = cpu_storage_create,                                        \
+        .storage_release = cpu_storage_release, .storage_write = cpu_storage_write,                            \
+        .storage_read = cpu_storage_read, .tensor_upload = cpu_tensor_copy,                                    \
+        .tensor_download = cpu_tensor_copy, .finish = cpu_finish, .pyramid_build = cpu_pyramid_build,          \
+        .select = cpu_select, .forward = cpu_forward, .gather = cpu_gather, .backward = cpu_backward,          \
     }
 
 const struct backend backend_reference = CPU_BACKEND(CLATTN_BACKEND_REFERENCE, true, reference_open);

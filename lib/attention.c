@@ -9,9 +9,6 @@ static clattn_status forward_run(clattn_context *context, const struct problem *
                                  const clattn_blocks *blocks, struct stage *stage, bool has_lse,
                                  const clattn_sync *sync)
 {
-    if (has_options(&problem->options) && !context->backend->has_options)
-        return fail(context, CLATTN_INVALID_ARGUMENT,
-                    "softcap, window, sink, bias and int8 keys need a CPU context");
     struct forward_job job = {.problem = problem,
                               .q = &stage->q.device,
                               .k = &stage->k.device,
@@ -41,7 +38,7 @@ clattn_status clattn_attention_forward(clattn_context *context, const clattn_att
     if (!status) status = problem_init(context, attention, &tensors, blocks ? blocks->q_block : 1, &problem);
     if (status) return status;
     struct stage stage = {0};
-    status = blocks_check_starts(context, blocks, &problem);
+    status = blocks_check(context, blocks, &problem);
     if (!status) status = stage_all(context, &tensors, &problem, &stage);
     if (!status) status = forward_run(context, &problem, blocks, &stage, lse != NULL, sync ? &sync_copy : NULL);
     stage_all_release(context, &stage);

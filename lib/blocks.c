@@ -201,9 +201,7 @@ static clattn_status bias_check(clattn_context *context, const clattn_blocks *bl
                 (long long)bias->len, (long long)available);
 }
 
-/* Does the list (NULL: all keys) fit the problem: rows, heads, and no index past the keys of its sequence? */
-static clattn_status blocks_check_all(clattn_context *context, const clattn_blocks *blocks,
-                                      const struct problem *problem)
+clattn_status blocks_check(clattn_context *context, const clattn_blocks *blocks, const struct problem *problem)
 {
     clattn_status status = bias_check(context, blocks, problem);
     if (status || !blocks) return status;
@@ -216,23 +214,6 @@ static clattn_status blocks_check_all(clattn_context *context, const clattn_bloc
                     "blocks has %d heads; 1, kv_heads %d or q_heads %d are possible", blocks->heads,
                     problem->kv_heads, problem->q_heads);
     return blocks_check_indices(context, blocks, problem);
-}
-
-clattn_status blocks_check(clattn_context *context, const clattn_blocks *blocks, const struct problem *problem)
-{
-    if (blocks && blocks->starts)
-        return fail(context, CLATTN_INVALID_BLOCKS,
-                    "blocks has boundaries of the caller (starts), which this operation does not support");
-    return blocks_check_all(context, blocks, problem);
-}
-
-clattn_status blocks_check_starts(clattn_context *context, const clattn_blocks *blocks,
-                                  const struct problem *problem)
-{
-    if (blocks && blocks->starts && !context->backend->block_starts)
-        return fail(context, CLATTN_INVALID_BLOCKS,
-                    "blocks has boundaries of the caller (starts), which this backend does not support");
-    return blocks_check_all(context, blocks, problem);
 }
 
 clattn_status clattn_blocks_describe(const clattn_blocks *blocks, clattn_blocks_desc *desc)

@@ -99,7 +99,7 @@ clattn_status clattn_attention_backward(clattn_context *context, const clattn_at
     struct stage stage = {0};
     struct gradient_stage gradient_stage = {0};
     status = check_gradients(context, &problem, &tensors, &g);
-    if (!status) status = blocks_check_starts(context, blocks, &problem);
+    if (!status) status = blocks_check(context, blocks, &problem);
     if (!status && blocks && blocks->starts && g.compensation != 0)
         status = fail(context, CLATTN_INVALID_ARGUMENT,
                       "gradients.compensation is %g; lists with boundaries of the caller (starts) need 0",

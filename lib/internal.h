@@ -201,11 +201,8 @@ struct clattn_blocks {
 
 clattn_status blocks_new(clattn_context *context, const clattn_blocks_desc *desc, clattn_blocks **blocks);
 
-/* Does the list fit the problem? blocks_check refuses boundaries of the caller; operations that know them (key_blocks.h)
- * use blocks_check_starts, which refuses them on backends that do not. */
+/* Does the list (NULL: all keys) fit the problem: rows, heads, and no index past the keys of its sequence? */
 clattn_status blocks_check(clattn_context *context, const clattn_blocks *blocks, const struct problem *problem);
-clattn_status blocks_check_starts(clattn_context *context, const clattn_blocks *blocks,
-                                  const struct problem *problem);
 
 /* Writes lists [rows][heads][topk], ascending and padded, with their counts [rows][heads], into a new block list. */
 clattn_status blocks_from_lists(clattn_context *context, const clattn_blocks_desc *desc, const int32_t *indices,
@@ -268,9 +265,7 @@ struct backward_job {
 struct backend {
     clattn_backend id;
     bool host_memory;         /* computes on host tensors directly */
-    bool has_options;         /* forward knows struct options */
     bool knows_neighborhoods; /* forward and backward take them as they are, without tiles */
-    bool block_starts;        /* forward and backward know block boundaries of the caller */
     clattn_status (*open)(clattn_context *context, const clattn_context_desc *desc);
     void (*close)(clattn_context *context);
     clattn_status (*describe)(clattn_context *context, clattn_device_info *info);

@@ -122,7 +122,7 @@ clattn_status opencl_fail(clattn_context *context, cl_int code, const char *what
 
 /* A new kernel object for this call alone (release it with clReleaseKernel), so that threads never share one.
  *
- * file     "attention_forward.cl": the program is cl/common.cl, then this file (CLATTN_KERNEL_DIR replaces
+ * file     "attention_forward.cl": the program is cl/common.cl, then this file and what it includes (CLATTN_KERNEL_DIR replaces
  * either) name     of the kernel in it options  "-DDIM=64 -DLEAF=64": integers only; "" is allowed.
  * -cl-std=CL1.2 is added
  *

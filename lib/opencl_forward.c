@@ -3,13 +3,14 @@
 
 #include "config.h"
 
-#include "opencl_tile.h"
+#include "opencl_options.h"
 
 #include <stdlib.h>
 
 /* Rows of a tile. With a list for each token, a tile that holds one group reads each key block once for it;
  * rows that share a list share more. */
 enum { ROWS_OWN_LIST = 16, ROWS_SHARED_LIST = 32, KEYS_MAX = 64, SHRINK_MAX = 4 };
+enum { KEYS_UNEQUAL = 32 }; /* blocks of any length, which end inside of a step */
 
 struct forward_tile_shape {
     struct opencl_tile tile;
@@ -25,7 +26,7 @@ static bool heads_have_own_lists(const struct forward_job *job)
 
 /* Local memory of the kernel. */
 static size_t local_bytes(const struct opencl_taste *taste, const struct problem *problem,
-                          const struct forward_tile_shape *shape)
+                          const clattn_blocks *blocks, const struct forward_tile_shape *shape)
 {
     const struct opencl_tile *tile = &shape->tile;
     int key_groups = tile->keys / tile->item_keys;
@@ -34,6 +35,7 @@ static size_t local_bytes(const struct opencl_taste *taste, const struct problem
     size_t floats = (size_t)widest * (size_t)tile->rows + (size_t)(tile->keys * (widest + taste->pad)) +
                     (size_t)(tile->keys * tile->rows) + (size_t)(key_groups * tile->rows) +
                     (size_t)(3 * tile->rows + 2 * shape->tokens);
+    if (opencl_has_options(problem, blocks)) floats += (size_t)(11 * tile->rows + 3 * tile->keys + 1);
     return floats * sizeof(float);
 }
 
@@ -75,9 +77,11 @@ static struct forward_tile_shape shape_fitting(const struct opencl_taste *taste,
 {
     bool shared = !job->blocks || job->blocks->q_block > 1;
     int rows = (shared ? ROWS_SHARED_LIST : ROWS_OWN_LIST) >> shrink / 2;
-    int keys = (job->blocks ? MIN(job->blocks->block, KEYS_MAX) : KEYS_MAX) >> (shrink + 1) / 2;
+    int block = !job->blocks ? KEYS_MAX : job->blocks->starts ? KEYS_UNEQUAL : job->blocks->block;
+    int keys = MIN(block, KEYS_MAX) >> (shrink + 1) / 2;
     struct forward_tile_shape shape = shape_of(taste, job, MAX(rows, 1), MAX(keys, 4));
-    while (local_bytes(taste, job->problem, &shape) > taste->local_bytes && (rows > 4 || keys > 8)) {
+    while (local_bytes(taste, job->problem, job->blocks, &shape) > taste->local_bytes &&
+           (rows > 4 || keys > 8)) {
         if (keys > 16 || rows <= 4)
             keys /= 2;
         else
@@ -99,12 +103,12 @@ static struct opencl_options options_of(const struct opencl_taste *taste, const 
     opencl_option(&options, "GROUP", problem->group);
     opencl_option(&options, "HEADS", shape->heads);
     opencl_option(&options, "TOKENS", shape->tokens);
-    opencl_option(&options, "BLOCK", job->blocks ? job->blocks->block : shape->tile.keys);
     opencl_tile_option(&options, &shape->tile);
     opencl_option(&options, "ITEM_DIMS", shape->item_dims);
     opencl_option(&options, "LOAD_K", opencl_load_width(taste, problem->dim));
     opencl_option(&options, "LOAD_V", opencl_load_width(taste, problem->dim_v));
     opencl_option(&options, "PAD", taste->pad);
+    opencl_attention_options(&options, problem, job->blocks, shape->tile.keys);
     return options;
 }
 
@@ -127,7 +131,7 @@ static double unit_flops(const struct forward_job *job, const struct forward_til
     const struct problem *problem = job->problem;
     const clattn_blocks *blocks = job->blocks;
     double keys = (double)problem->kv_len_max;
-    if (blocks)
+    if (blocks && !blocks->starts)
         keys = MIN(keys, (double)blocks->topk * blocks->block * ceil_div(shape->tokens, blocks->q_block));
     return 2.0 * (problem->dim + problem->dim_v) * shape->tile.rows * keys;
 }
@@ -156,6 +160,7 @@ static void set_arguments(struct opencl_launch *launch, const struct forward_job
     opencl_arg_int(launch, blocks ? blocks->q_block : 1);
     opencl_arg_int(launch, blocks ? blocks->topk : 1);
     opencl_arg_int(launch, problem->kv_heads);
+    opencl_option_arguments(launch, problem, blocks);
 }
 
 enum { ARG_UNIT_FIRST = 9 };

@@ -37,25 +37,44 @@ static char *source_of_directory(const char *name)
     return text;
 }
 
-/* Appends a source behind a #line that lets compiler messages name the file. false: there is no such source. */
+static bool text_append(char **text, const char *piece, size_t bytes)
+{
+    size_t used = *text ? strlen(*text) : 0;
+    char *longer = realloc(*text, used + bytes + 1);
+    if (!longer) return false;
+    memcpy(longer + used, piece, bytes);
+    longer[used + bytes] = 0;
+    *text = longer;
+    return true;
+}
+
+/* Lets compiler messages name the file. */
+static bool line_append(char **text, int line, const char *name)
+{
+    char directive[128];
+    snprintf(directive, sizeof directive, "#line %d \"%.80s\"\n", line, name);
+    return text_append(text, directive, strlen(directive));
+}
+
+/* Appends a source. A line #include "NAME" becomes that source. false: there is no such source. */
 static bool source_append(char **text, const char *name)
 {
-    char *own = source_of_directory(name);
-    const char *more = own;
-    for (unsigned i = 0; !more && i < kernel_source_count; i++)
-        if (strcmp(kernel_sources[i].name, name) == 0) more = kernel_sources[i].text;
-    bool found = more != NULL;
-    if (found) {
-        size_t used = *text ? strlen(*text) : 0, bytes = used + strlen(name) + strlen(more) + 32;
-        char *longer = realloc(*text, bytes);
-        if (longer) {
-            snprintf(longer + used, bytes - used, "#line 1 \"%s\"\n%s\n", name, more);
-            *text = longer;
-        }
-        found = longer != NULL;
+    char *own = source_of_directory(name), other[64];
+    const char *rest = own;
+    for (unsigned i = 0; !rest && i < kernel_source_count; i++)
+        if (strcmp(kernel_sources[i].name, name) == 0) rest = kernel_sources[i].text;
+    bool found = rest && line_append(text, 1, name);
+    for (int line = 1; found && *rest; line++) {
+        size_t bytes = strcspn(rest, "\n");
+        bytes += rest[bytes] == '\n';
+        if (sscanf(rest, "#include \"%63[^\"\n]\"", other) == 1)
+            found = source_append(text, other) && line_append(text, line + 1, name);
+        else
+            found = text_append(text, rest, bytes);
+        rest += bytes;
     }
     free(own);
-    return found;
+    return found && text_append(text, "\n", 1);
 }
 
 static clattn_status source_read(clattn_context *context, const char *file, char **text)

@@ -13,7 +13,7 @@ enum { GUARD = 64, POISON = 0xff };
 
 size_t element_bytes(clattn_dtype dtype)
 {
-    return dtype == CLATTN_FLOAT32 ? 4 : 2;
+    return dtype == CLATTN_FLOAT32 ? 4 : dtype == CLATTN_INT8 ? 1 : 2;
 }
 
 static int fraction_bits(clattn_dtype dtype)
@@ -68,6 +68,7 @@ double tensor_get(const clattn_tensor *t, int64_t b, int64_t i, int64_t h, int64
 {
     size_t index = element_index(t, b, i, h, d);
     if (t->dtype == CLATTN_FLOAT32) return (double)((const float *)t->data)[index];
+    if (t->dtype == CLATTN_INT8) return ((const int8_t *)t->data)[index];
     return widen16(t->dtype, ((const uint16_t *)t->data)[index]);
 }
 
@@ -88,6 +89,8 @@ void tensor_set(const clattn_tensor *t, int64_t b, int64_t i, int64_t h, int64_t
     size_t index = element_index(t, b, i, h, d);
     if (t->dtype == CLATTN_FLOAT32)
         ((float *)t->data)[index] = (float)value;
+    else if (t->dtype == CLATTN_INT8)
+        ((int8_t *)t->data)[index] = (int8_t)value;
     else
         ((uint16_t *)t->data)[index] = narrow16(t->dtype, value);
 }

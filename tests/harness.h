@@ -70,7 +70,7 @@ enum layout {
     LAYOUT_PADDED /* [batch][len][heads][dim] with an offset and gaps in every dimension */
 };
 
-/* All bytes that no one wrote are 0xff: a NaN in each element type. */
+/* All bytes that no one wrote are 0xff: a NaN in each floating type. */
 struct array {
     clattn_tensor view;
     unsigned char *raw;

@@ -27,14 +27,17 @@ double scale_of(const clattn_attention_desc *attention, const clattn_tensor *k);
 
 /* ---- lists ---- */
 
-/* Block lists on the host: indices [rows][heads][topk]. indices NULL: all keys. */
+/* Block lists on the host: indices [rows][heads][topk]. desc.starts, if any, are the test's. */
 struct lists {
-    clattn_blocks_desc desc;
+    clattn_blocks_desc desc; /* with starts, block is 0 */
     int32_t *indices;
 };
 
 struct lists lists_random(struct random *random, const struct spans *spans, int32_t block, int32_t q_block,
                           int32_t heads, int32_t topk, double density);
+struct lists lists_random_starts(struct random *random, const struct spans *spans, const int64_t *starts,
+                                 int64_t start_count, int32_t q_block, int32_t heads, int32_t topk,
+                                 double density);
 struct lists lists_all(const struct spans *spans, int32_t block,
                        int32_t heads); /* every block of each sequence */
 void lists_free(struct lists *lists);
@@ -54,8 +57,8 @@ struct expected {
     double *magnitude; /* [rows][dim_v] sum_j p_j |v_j| */
     double *lse;       /* [rows] */
     double *condition; /* [rows] scale * max_j sum_d |q_d k_jd|: how far one rounding in q moves a logit, in
-                          epsilons */
-    int64_t *keys;     /* [rows] number of keys connected */
+                          epsilons; with the roundings of options, if any */
+    int64_t *keys;     /* [rows] number of keys connected; -1: padding, which must stay as it is */
 };
 
 struct expected expected_forward(const struct forward *forward);
