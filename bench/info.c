@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "config.h"
 
+#include "cache_folder.h"
 #include "device.h"
 #include "options.h"
 #include "program.h"
@@ -107,24 +108,9 @@ static const struct {
 };
 #define FEATURES (sizeof features / sizeof *features)
 
-/* Where the library keeps compiled programs: CLATTN_CACHE_DIR, else below XDG_CACHE_HOME, else below HOME. */
-static const char *cache_directory(char *text, size_t size)
-{
-    const char *own = getenv("CLATTN_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (own && *own)
-        snprintf(text, size, "%s", own);
-    else if (xdg && *xdg == '/')
-        snprintf(text, size, "%s/clattn", xdg);
-    else if (home && *home == '/')
-        snprintf(text, size, "%s/.cache/clattn", home);
-    else
-        return NULL;
-    return text;
-}
-
 static int print_json(void)
 {
-    char directory[1024];
+    char directory[CACHE_PATH_BYTES];
     struct machine machine = read_machine();
     clattn_device_info info = {.size = sizeof info};
     report *root = report_object();
@@ -144,7 +130,7 @@ static int print_json(void)
     report *built_in = report_child(root, "built_in");
     for (size_t i = 0; i < FEATURES; i++)
         report_flag(built_in, features[i].name, features[i].built_in);
-    report_text(root, "cache_directory", cache_directory(directory, sizeof directory));
+    report_text(root, "cache_directory", cache_folder_path(directory));
     int status = report_print(root);
     report_release(root);
     return status;
@@ -181,7 +167,7 @@ static void print_devices(void)
 
 static void print_text(void)
 {
-    char directory[1024];
+    char directory[CACHE_PATH_BYTES];
     struct machine machine = read_machine();
     printf("clattn %s\n\n", clattn_version());
     print_devices();
@@ -201,7 +187,7 @@ static void print_text(void)
     printf("\nwithout   ");
     for (size_t i = 0; i < FEATURES; i++)
         if (!features[i].built_in) printf(" %s", features[i].name);
-    const char *found = cache_directory(directory, sizeof directory);
+    const char *found = cache_folder_path(directory);
     printf("\nprograms   %s\n", found ? found : "are not kept: there is no HOME");
 }
 

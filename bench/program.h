@@ -15,6 +15,7 @@ enum exit_status {
 
 /* argv[0] is the subcommand's name. */
 int info_main(int argc, char **argv);
+int doctor_main(int argc, char **argv);
 int run_main(int argc, char **argv);
 int check_main(int argc, char **argv);
 int demo_main(int argc, char **argv);
