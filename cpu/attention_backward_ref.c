@@ -17,6 +17,7 @@ struct work {
     double *dk, *dv;        /* [kv_len][dim], [kv_len][dim_v] of the sequence */
     double *dq;             /* [dim] */
     double *row_p, *row_dx; /* [keys] of the row */
+    double *dsink, *dbias;  /* [batch][row][head] of all threads, each of which has heads of its own */
 };
 
 static size_t work_bytes(const struct backward_job *job)
@@ -56,12 +57,12 @@ static void emit(const struct backward_job *job, const clattn_tensor *tensor, in
     store_element(place, tensor->dtype, d, (float)value);
 }
 
-/* Adds to an option's gradient, which was cleared before unless it accumulates. */
-static void emit_option(const clattn_tensor *tensor, const struct sequence *sequence, int64_t row, int32_t head,
-                        double value)
+/* Adds to an option's gradient. */
+static void add_option(const clattn_tensor *tensor, double *sums, const struct sequence *sequence, int64_t row,
+                       int32_t head, double value)
 {
-    float *place = tensor_row(tensor, tensor->batch == 1 ? 0 : sequence->batch, row, head);
-    *place = (float)(*place + value);
+    int64_t batch = tensor->batch == 1 ? 0 : sequence->batch;
+    sums[(batch * tensor->len + row) * tensor->heads + head] += value;
 }
 
 /* What a row gives to key j: also to the keys at the same place of the unlisted blocks on its right, up to the
@@ -112,11 +113,12 @@ static void backward_row(const struct backward_job *job, const struct row_job *r
         for (int32_t d = 0; d < problem->dim; d++)
             work->dq[d] += dx * element(job->k, sequence, sequence->k_row + j, kv_head, d);
         if (job->dk) give(job, row, j, p, dx, work);
-        if (job->dbias) emit_option(job->dbias, sequence, key_block_at(&row->key_blocks, j), row->head, ds);
+        if (job->dbias)
+            add_option(job->dbias, work->dbias, sequence, key_block_at(&row->key_blocks, j), row->head, ds);
     }
     if (job->dsink && lse != -INFINITY)
-        emit_option(job->dsink, sequence, 0, row->head,
-                    -exp(option_element(options->sink, sequence, 0, row->head) - lse) * delta);
+        add_option(job->dsink, work->dsink, sequence, 0, row->head,
+                   -exp(option_element(options->sink, sequence, 0, row->head) - lse) * delta);
     for (int32_t d = 0; d < problem->dim && job->dq; d++)
         emit(job, job->dq, sequence->batch, q_row, row->head, d, work->dq[d]);
 }
@@ -159,26 +161,32 @@ static void backward_head(const struct backward_job *job, const struct sequence 
     }
 }
 
-static void clear(const clattn_tensor *tensor)
+/* ---- gradients of options ---- */
+
+static size_t option_elements(const clattn_tensor *tensor)
+{
+    return tensor ? (size_t)(tensor->batch * tensor->len * tensor->heads) : 0;
+}
+
+static void options_write(const struct backward_job *job, const clattn_tensor *tensor, const double *sums)
 {
     for (int64_t b = 0; tensor && b < tensor->batch; b++)
         for (int64_t i = 0; i < tensor->len; i++)
-            for (int64_t h = 0; h < tensor->heads; h++)
-                *(float *)tensor_row(tensor, b, i, h) = 0;
+            for (int32_t h = 0; h < tensor->heads; h++)
+                emit(job, tensor, b, i, h, 0, sums[(b * tensor->len + i) * tensor->heads + h]);
 }
 
 clattn_status backward_ref(clattn_context *context, const struct backward_job *job)
 {
     const struct problem *problem = job->problem;
     int threads = cpu_threads(context), failed = 0;
+    size_t sinks = option_elements(job->dsink), biases = option_elements(job->dbias);
+    double *options = calloc(sinks + biases + 1, sizeof *options);
     (void)threads;
-    if (!job->accumulate) {
-        clear(job->dsink);
-        clear(job->dbias);
-    }
+    if (!options) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for gradients of %zu biases", biases);
 #pragma omp parallel num_threads(threads)
     {
-        struct work work;
+        struct work work = {.dsink = options, .dbias = options + sinks};
         void *memory = cpu_scratch(work_bytes(job));
         if (memory)
             work_place(job, memory, &work);
@@ -192,6 +200,11 @@ clattn_status backward_ref(clattn_context *context, const struct backward_job *j
                 backward_head(job, &problem->sequences[s], h, &work);
         free(memory);
     }
+    if (!failed) {
+        options_write(job, job->dsink, options);
+        options_write(job, job->dbias, options + sinks);
+    }
+    free(options);
     if (failed) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %zu bytes a thread", work_bytes(job));
     return CLATTN_SUCCESS;
 }

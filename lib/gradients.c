@@ -3,23 +3,36 @@
 
 #include "stage.h"
 
-/* The gradients of a call where the backend computes. Those that are accumulated are uploaded first. */
+/* The gradients of a call where the backend computes. */
 struct gradient_stage {
     struct staged dout, dlse, dq, dk, dv, dsink, dbias;
 };
 
-static clattn_status stage_gradients(clattn_context *context, const clattn_gradients *g,
+/* Results are uploaded first when they are added to, or when some rows belong to no sequence and must come back
+ * as they were. */
+static clattn_status stage_result(clattn_context *context, const clattn_tensor *tensor, bool keep,
+                                  struct staged *staged)
+{
+    return keep ? stage_in(context, tensor, staged) : stage_out(context, tensor, staged);
+}
+
+static clattn_status stage_gradients(clattn_context *context, const struct problem *problem,
+                                     const struct tensors *t, const clattn_gradients *g,
                                      struct gradient_stage *stage)
 {
-    clattn_status (*stage_result)(clattn_context *, const clattn_tensor *, struct staged *) =
-        g->accumulate ? stage_in : stage_out;
+    int64_t q_rows = t->q->batch * t->q->len, k_rows = t->k->batch * t->k->len;
+    for (int64_t s = 0; s < problem->count; s++) {
+        q_rows -= problem->sequences[s].q_len;
+        k_rows -= problem->sequences[s].kv_len;
+    }
+    bool adds = g->accumulate != 0, keep_q = adds || q_rows, keep_k = adds || k_rows;
     clattn_status status = stage_in(context, g->dout, &stage->dout);
     if (!status) status = stage_in(context, g->dlse, &stage->dlse);
-    if (!status) status = stage_result(context, g->dq, &stage->dq);
-    if (!status) status = stage_result(context, g->dk, &stage->dk);
-    if (!status) status = stage_result(context, g->dv, &stage->dv);
-    if (!status) status = stage_result(context, g->dsink, &stage->dsink);
-    if (!status) status = stage_result(context, g->dbias, &stage->dbias);
+    if (!status) status = stage_result(context, g->dq, keep_q, &stage->dq);
+    if (!status) status = stage_result(context, g->dk, keep_k, &stage->dk);
+    if (!status) status = stage_result(context, g->dv, keep_k, &stage->dv);
+    if (!status) status = stage_result(context, g->dsink, adds, &stage->dsink);
+    if (!status) status = stage_result(context, g->dbias, adds, &stage->dbias);
     return status;
 }
 
@@ -94,7 +107,7 @@ clattn_status clattn_attention_backward(clattn_context *context, const clattn_at
     if (status) return status;
     if (!context->backend->backward) {
         problem_release(&problem);
-        return fail(context, CLATTN_INVALID_ARGUMENT, "the backward pass needs a CPU context");
+        return fail(context, CLATTN_INVALID_ARGUMENT, "this backend has no backward pass");
     }
     struct stage stage = {0};
     struct gradient_stage gradient_stage = {0};
@@ -105,7 +118,7 @@ clattn_status clattn_attention_backward(clattn_context *context, const clattn_at
                       "gradients.compensation is %g; lists with boundaries of the caller (starts) need 0",
                       g.compensation);
     if (!status) status = stage_inputs(context, &tensors, &problem, &stage);
-    if (!status) status = stage_gradients(context, &g, &gradient_stage);
+    if (!status) status = stage_gradients(context, &problem, &tensors, &g, &gradient_stage);
     if (!status)
         status = backward_run(context, &problem, blocks, &stage, &g, &gradient_stage, sync ? &sync_copy : NULL);
     stage_gradients_release(context, &gradient_stage);

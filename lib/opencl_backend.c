@@ -213,4 +213,5 @@ const struct backend backend_opencl = {
     .pyramid_build = opencl_pyramid_build,
     .select = opencl_select,
     .forward = opencl_forward,
+    .backward = opencl_backward,
 };

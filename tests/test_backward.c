@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Gradients of every backend and variant against the reference: per tensor and per row. */
 
-#include "harness.h"
+#include "gradients.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -173,39 +173,6 @@ static void gradients_run(clattn_context *context, const struct problem_arrays *
     clattn_blocks_release(context, blocks);
 }
 
-/* Relative RMS of the tensor, and of each row relative to the larger of its own and the mean row's size: one
- * wrong row is seen. */
-static void gradients_compare(const char *label, const struct shape *s, int which, const struct array *expected,
-                              const struct array *have, double tolerance)
-{
-    const clattn_tensor *t = &expected->view;
-    double *a = tensor_doubles(t), *b = tensor_doubles(&have->view), error = 0, size = 0;
-    int64_t rows = t->batch * t->len * t->heads;
-    for (int64_t n = 0; n < rows * t->dim; n++) {
-        error += (a[n] - b[n]) * (a[n] - b[n]);
-        size += a[n] * a[n];
-    }
-    print_message("%s: %s, %s relative RMS %.1e\n", label, s->name, gradient_names[which],
-                  sqrt(error / (size + 1e-300)));
-    if (!(sqrt(error) <= tolerance * sqrt(size) + 1e-30))
-        fail_msg("%s: %s, %s is wrong", label, s->name, gradient_names[which]);
-    double mean = sqrt(size / (double)rows);
-    for (int64_t row = 0; row < rows; row++) {
-        double row_error = 0, row_size = 0;
-        for (int64_t d = 0; d < t->dim; d++) {
-            int64_t n = row * t->dim + d;
-            row_error += (a[n] - b[n]) * (a[n] - b[n]);
-            row_size += a[n] * a[n];
-        }
-        if (!(sqrt(row_error) <= 4 * tolerance * fmax(sqrt(row_size), mean) + 1e-30))
-            fail_msg("%s: %s, %s row %lld differs by %g, its size is %g", label, s->name, gradient_names[which],
-                     (long long)row, sqrt(row_error), sqrt(row_size));
-    }
-    array_check_guards(have, label, gradient_names[which]);
-    free(a);
-    free(b);
-}
-
 static const struct target *reference_target(void)
 {
     FOR_EACH_TARGET (target)
@@ -227,7 +194,7 @@ static void test_shapes(void **state)
             if (target->info.backend == CLATTN_BACKEND_REFERENCE || !target_runs(target, s->size)) continue;
             gradients_run(target->context, &p, s->dtype, 0, have);
             for (int n = 0; n < GRADIENTS; n++) {
-                gradients_compare(target->label, s, n, &expected[n], &have[n], tolerance);
+                gradients_compare(target->label, s->name, gradient_names[n], &expected[n], &have[n], tolerance);
                 array_free(&have[n]);
             }
         }
@@ -321,7 +288,7 @@ static void test_dense_equals_all(void **state)
         p.shape = &without;
         gradients_run(target->context, &p, CLATTN_FLOAT32, 0, dense);
         for (int n = 0; n < GRADIENTS; n++) {
-            gradients_compare(target->label, &s, n, &dense[n], &all[n], 1e-5);
+            gradients_compare(target->label, s.name, gradient_names[n], &dense[n], &all[n], 1e-5);
             array_free(&dense[n]);
             array_free(&all[n]);
         }

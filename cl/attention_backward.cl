@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT */
+/* What the kernels of the backward pass share: elements of tensors of several types, the table of sequences,
+ * and tiles. They include this file. */
+
+/* Tensors of other types than DTYPE, by the number of their type. */
+typedef float element_float32;
+typedef half element_float16;
+typedef ushort element_bfloat16;
+#define DTYPE_NAME_1 float32
+#define DTYPE_NAME_2 float16
+#define DTYPE_NAME_3 bfloat16
+#define ELEMENT_OF(TYPE) JOIN(element_, JOIN(DTYPE_NAME_, TYPE))
+#define LOAD_OF(TYPE, N) JOIN(JOIN(load_, JOIN(DTYPE_NAME_, TYPE)), JOIN(_, N))
+#define STORE_OF(TYPE) JOIN(store_, JOIN(DTYPE_NAME_, TYPE))
+
+/* The table of the backward kernels (opencl_backward.h): steps from row to row and from head to head of each
+ * tensor, then for each sequence the element of its row 0, head 0 in each tensor, and numbers. */
+#define TENSOR_Q 0
+#define TENSOR_K 1
+#define TENSOR_V 2
+#define TENSOR_OUT 3
+#define TENSOR_LSE 4
+#define TENSOR_DOUT 5
+#define TENSOR_DLSE 6
+#define TENSOR_DQ 7
+#define TENSOR_DK 8
+#define TENSOR_DV 9
+#define TENSOR_BIAS 10
+#define TENSORS 11
+#define FIELD_Q_LEN 11
+#define FIELD_KV_LEN 12
+#define FIELD_LIST_ROW 13  /* its first list row */
+#define FIELD_DELTA 14     /* its first element of D [q_len][q_heads] */
+#define FIELD_BIN 15       /* its first bin: key blocks of its list heads */
+#define FIELD_UNIT_ROWS 16 /* its first work-group of the kernel of D */
+#define FIELD_UNIT_Q 17    /* its first work-group of the kernel of dq */
+#define FIELD_Q_ROW 18     /* its first row of q and of k, for element masks */
+#define FIELD_K_ROW 19
+#define FIELD_BATCH 20
+#define FIELDS 21
+
+#define LEN_STRIDE(TABLE, TENSOR) ((TABLE)[2 * (TENSOR)])
+#define HEAD_STRIDE(TABLE, TENSOR) ((TABLE)[2 * (TENSOR) + 1])
+
+/* The last sequence whose `field` is at most `value`. */
+inline __global const long *sequence_by(__global const long *table, uint sequences, uint field, ulong value)
+{
+    uint low = 0, high = sequences;
+    while (high - low > 1) {
+        uint middle = (low + high) / 2;
+        if ((ulong)table[2 * TENSORS + middle * FIELDS + field] <= value)
+            low = middle;
+        else
+            high = middle;
+    }
+    return table + 2 * TENSORS + low * FIELDS;
+}
+
+#ifdef STREAM
+/* Tiles of the backward kernels: LANE_ROWS rows lie transposed, as vectors of lanes; STREAM other rows pass by.
+ * An item owns LANES of the former and ITEM_STREAM of the latter, STREAM_GROUPS apart. */
+#define LANE_GROUPS (LANE_ROWS / LANES)
+#define STREAM_GROUPS (STREAM / ITEM_STREAM)
+#define ITEMS (LANE_GROUPS * STREAM_GROUPS)
+
+/* s[j] = sum over columns of the item's lanes x its streamed rows. */
+inline void tile_products(__local const lanes *lane_tile, __local const float4 *stream_tile, const uint columns,
+                          const uint pitch, uint lane_group, uint stream_group, lanes *s)
+{
+    lanes sum[ITEM_STREAM];
+#pragma unroll
+    for (uint j = 0; j < ITEM_STREAM; j++)
+        sum[j] = 0.0f;
+    for (uint d = 0; d < columns; d += 4) {
+        __local const lanes *column = lane_tile + d * LANE_GROUPS + lane_group;
+        lanes x0 = column[0], x1 = column[LANE_GROUPS], x2 = column[2 * LANE_GROUPS];
+        lanes x3 = column[3 * LANE_GROUPS];
+#pragma unroll
+        for (uint j = 0; j < ITEM_STREAM; j++) {
+            float4 y = stream_tile[((j * STREAM_GROUPS + stream_group) * pitch + d) / 4];
+            sum[j] += x0 * y.x;
+            sum[j] += x1 * y.y;
+            sum[j] += x2 * y.z;
+            sum[j] += x3 * y.w;
+        }
+    }
+#pragma unroll
+    for (uint j = 0; j < ITEM_STREAM; j++)
+        s[j] = sum[j];
+}
+
+/* Column of an item's sum d: four neighbouring ones, then the next four STREAM_GROUPS * 4 further. */
+#define ITEM_COLUMN(D, STREAM_GROUP) (((D) / 4 * STREAM_GROUPS + (STREAM_GROUP)) * 4 + (D) % 4)
+
+/* sums[d] += sum_j weights[j] x column d of streamed row j. The inner sum begins anew in each tile, so that
+ * chains of additions stay short. */
+inline void tile_add(lanes *sums, const uint item_columns, __local const lanes *weights,
+                     __local const float4 *stream_tile, const uint pitch, uint lane_group, uint stream_group)
+{
+#pragma unroll
+    for (uint d = 0; d < item_columns; d += 4) {
+        __local const float4 *columns = stream_tile + d / 4 * STREAM_GROUPS + stream_group;
+        lanes x0 = 0.0f, x1 = 0.0f, x2 = 0.0f, x3 = 0.0f;
+        for (uint j = 0; j < STREAM; j++) {
+            lanes weight = weights[j * LANE_GROUPS + lane_group];
+            float4 y = columns[j * (pitch / 4)];
+            x0 += weight * y.x;
+            x1 += weight * y.y;
+            x2 += weight * y.z;
+            x3 += weight * y.w;
+        }
+        sums[d] += x0;
+        sums[d + 1] += x1;
+        sums[d + 2] += x2;
+        sums[d + 3] += x3;
+    }
+}
+
+/* An item's sums into a transposed tile of LANE_ROWS rows. */
+inline void tile_put(const lanes *sums, const uint item_columns, __local lanes *tile, uint lane_group,
+                     uint stream_group)
+{
+#pragma unroll
+    for (uint d = 0; d < item_columns; d++)
+        tile[ITEM_COLUMN(d, stream_group) * LANE_GROUPS + lane_group] = sums[d];
+}
+#endif

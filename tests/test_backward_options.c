@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: MIT */
+/* Gradients with the options of attention on every target, against the reference, which
+ * test_backward_oracle.c verifies by finite differences. Shapes share dims, so that OpenCL builds few kernels.
+ */
+
+#include "gradients.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { KV_HEADS = 2, GROUP = 2, Q_HEADS = KV_HEADS * GROUP, DIM = 16, DIM_V = 12 };
+
+struct shape {
+    const char *name;
+    enum test_size size;
+    int64_t batch, q_len, kv_len;
+    int32_t block, q_block, topk, list_heads; /* topk 0: all keys */
+    int causal;
+    int64_t window;
+    float softcap;
+    int sink, bias_batch; /* 0: none */
+    const int32_t *cu_seqlens_q, *cu_seqlens_k, *seqused_q, *seqused_k;
+    int64_t sequences;
+    int same_block; /* every list has block 0 */
+};
+
+static const int32_t cu_q[] = {0, 0, 17, 20, 33, 34}, cu_k[] = {0, 9, 40, 40, 41, 80};
+static const int32_t used_q[] = {20, 0, 7}, used_k[] = {3, 40, 33};
+
+static const struct shape shapes[] = {
+    {"window, sink", SIZE_TINY, 1, 24, 40, 16, 4, 2, 1, 1, 9, 0, 1, 0, NULL, NULL, NULL, NULL, 0, 0},
+    {"window on both sides", SIZE_NORMAL, 1, 70, 70, 16, 4, 3, 1, 0, 13, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0},
+    {"key padding", SIZE_NORMAL, 3, 20, 40, 16, 4, 2, 1, 1, 0, 0, 1, 0, NULL, NULL, used_q, used_k, 0, 0},
+    {"everything", SIZE_TINY, 2, 20, 35, 16, 4, 2, 1, 1, 15, 2.0f, 1, 2, NULL, NULL, NULL, NULL, 0, 0},
+    {"packed, one bias", SIZE_NORMAL, 1, 34, 80, 16, 2, 2, 1, 1, 0, 1.5f, 1, 1, cu_q, cu_k, NULL, NULL, 5, 0},
+    {"block in pieces", SIZE_NORMAL, 1, 2700, 40, 16, 2, 1, 1, 0, 0, 1.5f, 1, 1, NULL, NULL, NULL, NULL, 0, 1},
+    {"lists by query head",
+     SIZE_NORMAL,
+     1,
+     50,
+     90,
+     16,
+     2,
+     3,
+     Q_HEADS,
+     1,
+     0,
+     1,
+     0,
+     1,
+     NULL,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     0},
+    {"lists by head, in pieces",
+     SIZE_NORMAL,
+     1,
+     1400,
+     90,
+     16,
+     1,
+     1,
+     Q_HEADS,
+     0,
+     0,
+     2,
+     0,
+     1,
+     NULL,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     1},
+    {"all keys, in pieces", SIZE_NORMAL, 1, 2500, 70, 0, 1, 0, 0, 0, 0, 0, 1, 1, NULL, NULL, NULL, NULL, 0, 0},
+    {"all keys, causal", SIZE_NORMAL, 1, 75, 70, 0, 1, 0, 0, 1, 20, 0, 1, 1, NULL, NULL, NULL, NULL, 0, 0},
+};
+
+enum { DQ, DK, DV, DSINK, DBIAS, GRADIENTS };
+static const char *const gradient_names[GRADIENTS] = {"dq", "dk", "dv", "dsink", "dbias"};
+
+struct arrays {
+    const struct shape *shape;
+    struct array q, k, v, out, lse, dout, dlse, sink, bias;
+    int32_t *indices;
+    int64_t rows;
+};
+
+static int64_t list_rows(const struct shape *s)
+{
+    int64_t rows = 0;
+    if (!s->sequences) return s->batch * ((s->q_len + s->q_block - 1) / s->q_block);
+    for (int64_t n = 0; n < s->sequences; n++)
+        rows += (s->cu_seqlens_q[n + 1] - s->cu_seqlens_q[n] + s->q_block - 1) / s->q_block;
+    return rows;
+}
+
+/* Blocks of the sequence that a list row belongs to. */
+static int64_t blocks_of_row(const struct shape *s, int64_t row)
+{
+    int64_t rows = 0, per_batch = (s->q_len + s->q_block - 1) / s->q_block, keys = s->kv_len;
+    if (s->seqused_k) keys = s->seqused_k[row / per_batch];
+    for (int64_t n = s->sequences - 1; n >= 0; n--) { /* the first sequence whose rows end after `row` */
+        rows = 0;
+        for (int64_t m = 0; m <= n; m++)
+            rows += (s->cu_seqlens_q[m + 1] - s->cu_seqlens_q[m] + s->q_block - 1) / s->q_block;
+        if (row < rows) keys = s->cu_seqlens_k[n + 1] - s->cu_seqlens_k[n];
+    }
+    return (keys + s->block - 1) / s->block;
+}
+
+static clattn_attention_desc attention_of(const struct arrays *a)
+{
+    const struct shape *s = a->shape;
+    clattn_attention_desc attention = CLATTN_ATTENTION_DESC_INIT;
+    attention.causal = s->causal;
+    attention.window = s->window;
+    attention.softcap = s->softcap;
+    attention.sink = s->sink ? &a->sink.view : NULL;
+    attention.bias = s->bias_batch ? &a->bias.view : NULL;
+    attention.sequences = s->sequences;
+    attention.cu_seqlens_q = s->cu_seqlens_q;
+    attention.cu_seqlens_k = s->cu_seqlens_k;
+    attention.seqused_q = s->seqused_q;
+    attention.seqused_k = s->seqused_k;
+    return attention;
+}
+
+static clattn_blocks *lists_of(clattn_context *context, const struct arrays *a)
+{
+    const struct shape *s = a->shape;
+    clattn_blocks_desc desc = CLATTN_BLOCKS_DESC_INIT;
+    clattn_blocks *blocks = NULL;
+    if (!s->topk) return NULL;
+    desc.block = s->block;
+    desc.q_block = s->q_block;
+    desc.rows = a->rows;
+    desc.heads = s->list_heads;
+    desc.topk = s->topk;
+    assert_int_equal(clattn_blocks_create(context, &desc, a->indices, &blocks), CLATTN_SUCCESS);
+    return blocks;
+}
+
+static void arrays_make(clattn_context *reference, const struct shape *s, struct arrays *a)
+{
+    struct random random = random_seeded((uint64_t)(s - shapes) + 400);
+    enum layout layout = (s - shapes) % 2 ? LAYOUT_PADDED : LAYOUT_BHTD;
+    int64_t blocks = (s->kv_len + 15) / 16 + 1; /* more biases than needed */
+    a->shape = s;
+    a->q = array_new(CLATTN_FLOAT32, s->batch, s->q_len, Q_HEADS, DIM, layout);
+    a->k = array_new(CLATTN_FLOAT32, s->batch, s->kv_len, KV_HEADS, DIM, layout);
+    a->v = array_new(CLATTN_FLOAT32, s->batch, s->kv_len, KV_HEADS, DIM_V, layout);
+    a->dout = array_new(CLATTN_FLOAT32, s->batch, s->q_len, Q_HEADS, DIM_V, layout);
+    a->out = array_new(CLATTN_FLOAT32, s->batch, s->q_len, Q_HEADS, DIM_V, layout);
+    a->lse = array_new(CLATTN_FLOAT32, s->batch, s->q_len, Q_HEADS, 1, layout);
+    a->dlse = array_new(CLATTN_FLOAT32, s->batch, s->q_len, Q_HEADS, 1, layout);
+    a->sink = array_new(CLATTN_FLOAT32, 1, 1, Q_HEADS, 1, layout);
+    a->bias = array_new(CLATTN_FLOAT32, s->bias_batch ? s->bias_batch : 1, blocks, Q_HEADS, 1, layout);
+    struct array *const filled[] = {&a->q, &a->k, &a->v, &a->dout, &a->dlse, &a->sink, &a->bias};
+    for (int n = 0; n < COUNT(filled); n++)
+        array_fill(filled[n], FILL_NORMAL, &random);
+    a->rows = list_rows(s);
+    int64_t per_row = (int64_t)s->list_heads * s->topk;
+    a->indices = malloc((size_t)(a->rows * per_row + 1) * sizeof *a->indices);
+    for (int64_t n = 0; n < a->rows * per_row; n++)
+        a->indices[n] =
+            s->same_block ? 0 : (int32_t)random_below(&random, blocks_of_row(s, n / per_row) + 1) - 1;
+    clattn_attention_desc attention = attention_of(a);
+    clattn_blocks *lists = lists_of(reference, a);
+    assert_int_equal(clattn_attention_forward(reference, &attention, &a->q.view, &a->k.view, &a->v.view, lists,
+                                              &a->out.view, &a->lse.view, NULL),
+                     CLATTN_SUCCESS);
+    clattn_blocks_release(reference, lists);
+}
+
+static void arrays_free(struct arrays *a)
+{
+    struct array *const all[] = {&a->q, &a->k, &a->v, &a->out, &a->lse, &a->dout, &a->dlse, &a->sink, &a->bias};
+    for (int n = 0; n < COUNT(all); n++)
+        array_free(all[n]);
+    free(a->indices);
+}
+
+/* Which gradients are asked for: one bit each. */
+enum { ALL = (1 << GRADIENTS) - 1 };
+
+static void results_new(const struct arrays *a, struct array results[GRADIENTS])
+{
+    const struct array *of[GRADIENTS] = {&a->q, &a->k, &a->v, &a->sink, &a->bias};
+    for (int n = 0; n < GRADIENTS; n++) {
+        const clattn_tensor *t = &of[n]->view;
+        results[n] = array_new(CLATTN_FLOAT32, t->batch, t->len, t->heads, t->dim, LAYOUT_PADDED);
+    }
+}
+
+static clattn_status gradients_run(clattn_context *context, const struct arrays *a, unsigned wanted,
+                                   float compensation, struct array results[GRADIENTS])
+{
+    clattn_attention_desc attention = attention_of(a);
+    clattn_gradients gradients = CLATTN_GRADIENTS_INIT;
+    clattn_blocks *blocks = lists_of(context, a);
+    gradients.dout = &a->dout.view;
+    gradients.dlse = &a->dlse.view;
+    gradients.dq = wanted & 1 << DQ ? &results[DQ].view : NULL;
+    gradients.dk = wanted & 1 << DK ? &results[DK].view : NULL;
+    gradients.dv = wanted & 1 << DV ? &results[DV].view : NULL;
+    gradients.dsink = a->shape->sink && wanted & 1 << DSINK ? &results[DSINK].view : NULL;
+    gradients.dbias = a->shape->bias_batch && wanted & 1 << DBIAS ? &results[DBIAS].view : NULL;
+    gradients.compensation = compensation;
+    clattn_status status = clattn_attention_backward(context, &attention, &a->q.view, &a->k.view, &a->v.view,
+                                                     blocks, &a->out.view, &a->lse.view, &gradients, NULL);
+    clattn_blocks_release(context, blocks);
+    return status;
+}
+
+/* Rows past seqused are not written: both stay poisoned, and become zero here so that the rest is compared. */
+static void unused_clear(const struct shape *s, struct array *array, const int32_t *used)
+{
+    for (int64_t b = 0; used && b < s->batch; b++)
+        for (int64_t i = used[b]; i < array->view.len; i++)
+            for (int64_t h = 0; h < array->view.heads; h++)
+                for (int64_t d = 0; d < array->view.dim; d++) {
+                    assert_true(isnan(tensor_get(&array->view, b, i, h, d)));
+                    tensor_set(&array->view, b, i, h, d, 0);
+                }
+}
+
+static void results_settle(const struct shape *s, struct array results[GRADIENTS])
+{
+    unused_clear(s, &results[DQ], s->seqused_q);
+    unused_clear(s, &results[DK], s->seqused_k);
+    unused_clear(s, &results[DV], s->seqused_k);
+}
+
+static void results_free(struct array results[GRADIENTS])
+{
+    for (int n = 0; n < GRADIENTS; n++)
+        array_free(&results[n]);
+}
+
+static bool has_gradient(const struct shape *s, int n)
+{
+    return n < DSINK || (n == DSINK && s->sink) || (n == DBIAS && s->bias_batch);
+}
+
+static clattn_context *reference(void)
+{
+    FOR_EACH_TARGET (target)
+        if (target->info.backend == CLATTN_BACKEND_REFERENCE) return target->context;
+    return NULL;
+}
+
+static void test_shapes(void **state)
+{
+    (void)state;
+    for (const struct shape *s = shapes; s < shapes + COUNT(shapes); s++) {
+        struct arrays a;
+        struct array expected[GRADIENTS], have[GRADIENTS], again[GRADIENTS];
+        arrays_make(reference(), s, &a);
+        results_new(&a, expected);
+        assert_int_equal(gradients_run(reference(), &a, ALL, 0, expected), CLATTN_SUCCESS);
+        results_settle(s, expected);
+        FOR_EACH_TARGET (target) {
+            if (target->info.backend == CLATTN_BACKEND_REFERENCE || !target_runs(target, s->size)) continue;
+            results_new(&a, have);
+            results_new(&a, again);
+            check_success(target, gradients_run(target->context, &a, ALL, 0, have), "backward");
+            check_success(target, gradients_run(target->context, &a, ALL, 0, again), "backward");
+            results_settle(s, have);
+            results_settle(s, again);
+            for (int n = 0; n < GRADIENTS; n++) {
+                if (!has_gradient(s, n)) continue;
+                gradients_compare(target->label, s->name, gradient_names[n], &expected[n], &have[n], 1e-5);
+                if (!tensor_equal_bits(&have[n].view, &again[n].view))
+                    fail_msg("%s: %s, %s differs from run to run", target->label, s->name, gradient_names[n]);
+            }
+            results_free(have);
+            results_free(again);
+        }
+        results_free(expected);
+        arrays_free(&a);
+    }
+    target_report("options");
+}
+
+/* Gradients asked for alone have the same bits as together; the others stay untouched. */
+static void test_parts(void **state)
+{
+    (void)state;
+    static const unsigned parts[] = {1 << DQ, 1 << DK | 1 << DV, 1 << DSINK, 1 << DBIAS};
+    struct arrays a;
+    arrays_make(reference(), &shapes[3], &a);
+    FOR_EACH_TARGET (target) {
+        struct array all[GRADIENTS], part[GRADIENTS];
+        if (!target_runs(target, SIZE_NORMAL)) continue;
+        results_new(&a, all);
+        check_success(target, gradients_run(target->context, &a, ALL, 0, all), "backward");
+        for (int p = 0; p < COUNT(parts); p++) {
+            results_new(&a, part);
+            check_success(target, gradients_run(target->context, &a, parts[p], 0, part), "backward, a part");
+            for (int n = 0; n < GRADIENTS; n++)
+                if (parts[p] >> n & 1 ? !tensor_equal_bits(&all[n].view, &part[n].view)
+                                      : !array_untouched(&part[n]))
+                    fail_msg("%s: %s differs when part %d is asked for", target->label, gradient_names[n], p);
+            results_free(part);
+        }
+        results_free(all);
+    }
+    arrays_free(&a);
+    target_report("parts");
+}
+
+/* Compensation: CPU contexts agree with the reference; OpenCL contexts refuse it and write nothing. */
+static void test_compensation(void **state)
+{
+    (void)state;
+    struct arrays a;
+    struct array expected[GRADIENTS], have[GRADIENTS];
+    arrays_make(reference(), &shapes[0], &a);
+    results_new(&a, expected);
+    assert_int_equal(gradients_run(reference(), &a, ALL, 0.3f, expected), CLATTN_SUCCESS);
+    FOR_EACH_TARGET (target) {
+        results_new(&a, have);
+        clattn_status status = gradients_run(target->context, &a, ALL, 0.3f, have);
+        if (target->info.backend == CLATTN_BACKEND_OPENCL) {
+            char text[256];
+            clattn_context_error(target->context, text, sizeof text);
+            assert_int_equal(status, CLATTN_INVALID_ARGUMENT);
+            assert_non_null(strstr(text, "compensation"));
+            for (int n = 0; n < GRADIENTS; n++)
+                assert_true(array_untouched(&have[n]));
+        } else {
+            check_success(target, status, "compensation");
+            for (int n = DQ; n <= DV; n++)
+                gradients_compare(target->label, "compensation", gradient_names[n], &expected[n], &have[n],
+                                  1e-5);
+        }
+        results_free(have);
+    }
+    results_free(expected);
+    arrays_free(&a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_shapes), cmocka_unit_test(test_parts),
+                                       cmocka_unit_test(test_compensation)};
+    return cmocka_run_group_tests_name("backward options", tests, targets_open, targets_close);
+}
