@@ -284,8 +284,8 @@ struct backend {
     clattn_status (*pyramid_build)(clattn_context *context, const struct pyramid_job *job);
     clattn_status (*select)(clattn_context *context, const struct select_job *job);
     clattn_status (*forward)(clattn_context *context, const struct forward_job *job);
-    clattn_status (*gather)(clattn_context *context, const struct gather_job *job);     /* NULL: it has none */
-    clattn_status (*backward)(clattn_context *context, const struct backward_job *job); /* NULL: it has none */
+    clattn_status (*gather)(clattn_context *context, const struct gather_job *job);
+    clattn_status (*backward)(clattn_context *context, const struct backward_job *job);
 };
 
 extern const struct backend backend_reference;

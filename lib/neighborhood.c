@@ -140,8 +140,6 @@ clattn_status gather_rows(clattn_context *context, const clattn_tensor *from, co
                           const clattn_sync *sync)
 {
     struct gather_job job = {from, more, to, index, (int32_t)terms, sync};
-    if (!context->backend->gather)
-        return fail(context, CLATTN_INVALID_ARGUMENT, "neighborhood attention needs a CPU context");
     return context->backend->gather(context, &job);
 }
 

@@ -288,9 +288,18 @@ static clattn_status backward_call(struct call *call, const clattn_gradients *g,
                                .dv = &r->v,
                                .neighborhood = direct ? call->plan : NULL,
                                .sync = call->sync};
-    if (!call->context->backend->backward)
-        return fail(call->context, CLATTN_INVALID_ARGUMENT, "the backward pass needs a CPU context");
-    return call->context->backend->backward(call->context, &job);
+    if (call->context->backend->host_memory) return call->context->backend->backward(call->context, &job);
+    /* The classes of one batch entry at a time, since batch entries share their list rows and a device inverts
+     * lists of which each belongs to one sequence. */
+    clattn_status status = CLATTN_SUCCESS;
+    struct problem part = call->problem;
+    part.count = call->plan->classes;
+    job.problem = &part;
+    for (int64_t s = 0; s < call->problem.count && !status; s += part.count) {
+        part.sequences = call->problem.sequences + s;
+        status = call->context->backend->backward(call->context, &job);
+    }
+    return status;
 }
 
 /* From the permuted gradients to the caller's. */

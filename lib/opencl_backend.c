@@ -214,4 +214,5 @@ const struct backend backend_opencl = {
     .select = opencl_select,
     .forward = opencl_forward,
     .backward = opencl_backward,
+    .gather = opencl_gather,
 };
