@@ -92,6 +92,8 @@ static inline const struct cpu_kernels *cpu_kernels_of(const clattn_context *con
 
 /* Drivers, common to reference and cpu. */
 clattn_status cpu_pyramid_build(clattn_context *context, const struct pyramid_job *job);
+void cpu_bounds_build(const struct cpu_kernels *kernels, const struct pyramid_job *job, int64_t s,
+                      int32_t kv_head, int threads); /* of one sequence and key head */
 clattn_status cpu_select(clattn_context *context, const struct select_job *job);
 clattn_status cpu_forward(clattn_context *context, const struct forward_job *job);
 
@@ -152,6 +154,21 @@ static inline const float *pyramid_head(const clattn_pyramid *pyramid, int64_t s
     int64_t first =
         pyramid->first[sequence] + kv_head * pyramid_nodes(pyramid->kv_len[sequence], pyramid->leaf);
     return (const float *)pyramid->means.host + first * pyramid->dim;
+}
+
+/* Likewise its bounds, [node][2][dim], and the quarters of its leaves, [leaf][LEAF_PARTS][3][dim]. */
+static inline const float *pyramid_bounds_head(const clattn_pyramid *pyramid, int64_t sequence, int32_t kv_head)
+{
+    int64_t first =
+        pyramid->first[sequence] + kv_head * pyramid_nodes(pyramid->kv_len[sequence], pyramid->leaf);
+    return (const float *)pyramid->bounds.host + first * 2 * pyramid->dim;
+}
+
+static inline const float *pyramid_parts_head(const clattn_pyramid *pyramid, int64_t sequence, int32_t kv_head)
+{
+    int64_t first =
+        pyramid->first_leaf[sequence] + kv_head * level_nodes(pyramid->kv_len[sequence], pyramid->leaf, 1);
+    return (const float *)pyramid->parts.host + first * LEAF_PARTS * 3 * pyramid->dim;
 }
 
 #endif

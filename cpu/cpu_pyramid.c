@@ -42,7 +42,9 @@ clattn_status cpu_pyramid_build(clattn_context *context, const struct pyramid_jo
     int threads = cpu_threads(context);
     (void)threads;
     for (int64_t s = 0; s < job->problem->count; s++)
-        for (int32_t h = 0; h < job->problem->kv_heads; h++)
+        for (int32_t h = 0; h < job->problem->kv_heads; h++) {
             build_head(kernels, job, s, h, threads);
+            if (pyramid_has_bounds(job->pyramid)) cpu_bounds_build(kernels, job, s, h, threads);
+        }
     return CLATTN_SUCCESS;
 }

@@ -5,23 +5,12 @@
  * when more than K candidates remain, keep the forced ones and the best of the rest; their children are the
  * next candidates. */
 
-#include "reference.h"
+#include "select_ref.h"
 
 #include <math.h>
 
-/* One query row and key head. */
-struct walk {
-    const struct select_job *job;
-    const struct sequence *sequence;
-    const float *means; /* of the pyramid; NULL for flat LSE */
-    int64_t row, seen;  /* query row, number of keys that it sees */
-    int32_t kv_head, leaf, topk;
-    int64_t forced[CLATTN_TOPK_MAX]; /* forced leaves, by priority */
-    int32_t forced_count;
-};
-
 /* Forced leaves by priority: the query's own, those before it, then the first ones. At most topk. */
-static void forced_leaves(struct walk *walk)
+static void forced_leaves(struct ref_walk *walk)
 {
     const clattn_select_desc *select = walk->job->select;
     int64_t current = (walk->seen - 1) / walk->leaf;
@@ -35,7 +24,7 @@ static void forced_leaves(struct walk *walk)
     }
 }
 
-static bool is_forced(const struct walk *walk, int level, int64_t node)
+static bool is_forced(const struct ref_walk *walk, int level, int64_t node)
 {
     for (int32_t i = 0; i < walk->forced_count; i++)
         if (walk->forced[i] >> (level - 1) == node) return true;
@@ -43,7 +32,7 @@ static bool is_forced(const struct walk *walk, int level, int64_t node)
 }
 
 /* Not causal: every node is eligible. Causal: its whole span lies at or before the query. */
-static bool is_eligible(const struct walk *walk, int level, int64_t node)
+static bool is_eligible(const struct ref_walk *walk, int level, int64_t node)
 {
     int64_t span = (int64_t)walk->leaf << (level - 1);
     return !walk->job->problem->causal || (node + 1) * span <= walk->seen;
@@ -72,12 +61,33 @@ static double head_score(clattn_selector selector, const double *logit, int64_t 
     return most + log(total);
 }
 
-/* Group score of a node: its children are keys at level 1, else means one level below. FLAT_MEAN scores by the
- * node's own mean. */
-static double node_score(const struct walk *walk, int level, int64_t node)
+double ref_logit(const struct ref_walk *walk, int32_t g, const void *row, clattn_dtype dtype)
 {
     const struct problem *problem = walk->job->problem;
-    const clattn_tensor *q = walk->job->q, *k = walk->job->k;
+    const clattn_tensor *q = walk->job->q;
+    const void *query = tensor_row(q, walk->sequence->batch, walk->sequence->q_row + walk->row,
+                                   walk->kv_head * problem->group + g);
+    double dot = 0;
+    for (int32_t d = 0; d < problem->dim; d++)
+        dot += (double)load_element(query, q->dtype, d) * (double)load_element(row, dtype, d);
+    return (double)problem->scale * dot;
+}
+
+const void *ref_key(const struct ref_walk *walk, int64_t j)
+{
+    return tensor_row(walk->job->k, walk->sequence->batch, walk->sequence->k_row + j, walk->kv_head);
+}
+
+double ref_logsumexp(const double *logit, int64_t count)
+{
+    return head_score(CLATTN_SELECT_FLAT_LSE, logit, count);
+}
+
+/* Group score of a node: its children are keys at level 1, else means one level below. FLAT_MEAN scores by the
+ * node's own mean. */
+static double node_score(const struct ref_walk *walk, int level, int64_t node)
+{
+    const struct problem *problem = walk->job->problem;
     const struct sequence *sequence = walk->sequence;
     bool own_mean = walk->job->select->selector == CLATTN_SELECT_FLAT_MEAN;
     bool from_keys = level == 1 && !own_mean;
@@ -89,34 +99,42 @@ static double node_score(const struct walk *walk, int level, int64_t node)
     double logit[128], score = 0;
 
     for (int32_t g = 0; g < problem->group; g++) {
-        const void *query =
-            tensor_row(q, sequence->batch, sequence->q_row + walk->row, walk->kv_head * problem->group + g);
-        for (int64_t c = 0; c < count; c++) {
-            const void *child = from_keys
-                                    ? tensor_row(k, sequence->batch, sequence->k_row + first + c, walk->kv_head)
-                                    : (const void *)(walk->means + (base + first + c) * problem->dim);
-            double dot = 0;
-            for (int32_t d = 0; d < problem->dim; d++)
-                dot += (double)load_element(query, q->dtype, d) *
-                       (double)load_element(child, from_keys ? k->dtype : CLATTN_FLOAT32, d);
-            logit[c] = (double)problem->scale * dot;
-        }
+        for (int64_t c = 0; c < count; c++)
+            logit[c] =
+                from_keys ? ref_logit(walk, g, ref_key(walk, first + c), walk->job->k->dtype)
+                          : ref_logit(walk, g, walk->means + (base + first + c) * problem->dim, CLATTN_FLOAT32);
         score += head_score(walk->job->select->selector, logit, count);
     }
     return isnan(score) ? -INFINITY : score;
 }
 
-/* Keeps the forced candidates and the best of the rest, topk in all, in ascending order; returns how many. */
-static int32_t keep_best(const struct walk *walk, int level, int64_t *candidates, int64_t count, double *score,
-                         bool *keep)
+/* Where a choice stands: at level 1, robust selection chooses twice. */
+enum stage { STAGE_LEVEL, STAGE_PREFILTER };
+
+/* Candidates that may be kept. */
+static int32_t room(const struct ref_walk *walk, int level, enum stage stage)
+{
+    const clattn_select_desc *select = walk->job->select;
+    if (select->selector != CLATTN_SELECT_ROBUST) return walk->topk;
+    if (stage == STAGE_PREFILTER) return MAX(select->prefilter, walk->topk);
+    return level > 1 ? MAX(select->beam, walk->topk) : walk->topk;
+}
+
+/* Keeps the forced candidates and the best of the rest, in ascending order; returns how many. */
+static int32_t keep_best(const struct ref_walk *walk, int level, enum stage stage, int64_t *candidates,
+                         int64_t count, double *score, bool *keep)
 {
     int32_t kept = 0;
     for (int64_t c = 0; c < count; c++) {
         keep[c] = is_forced(walk, level, candidates[c]);
         kept += keep[c];
-        score[c] = keep[c] ? 0 : node_score(walk, level, candidates[c]);
     }
-    for (; kept < walk->topk; kept++) {
+    if (walk->job->select->selector == CLATTN_SELECT_ROBUST)
+        robust_scores_ref(walk, level, stage == STAGE_PREFILTER, candidates, count, keep, score);
+    else
+        for (int64_t c = 0; c < count; c++)
+            score[c] = keep[c] ? 0 : node_score(walk, level, candidates[c]);
+    for (; kept < room(walk, level, stage); kept++) {
         int64_t best = -1;
         for (int64_t c = 0; c < count; c++)
             if (!keep[c] && (best < 0 || score[c] > score[best])) best = c;
@@ -136,6 +154,8 @@ static bool is_flat(clattn_selector selector)
 static int64_t candidates_max(const struct select_job *job)
 {
     int64_t leaves = ceil_div(job->problem->kv_len_max, job->select->leaf);
+    if (job->select->selector == CLATTN_SELECT_ROBUST)
+        return 2 * (int64_t)MAX(job->select->beam, job->select->topk);
     return is_flat(job->select->selector) ? leaves : 2 * (int64_t)job->select->topk;
 }
 
@@ -148,14 +168,15 @@ int32_t select_row_ref(const struct select_job *job, int64_t s, int32_t kv_head,
                        int32_t *indices)
 {
     const struct sequence *sequence = &job->problem->sequences[s];
-    struct walk walk = {.job = job,
-                        .sequence = sequence,
-                        .means = job->pyramid ? pyramid_head(job->pyramid, s, kv_head) : NULL,
-                        .row = i,
-                        .seen = visible_keys(job->problem, sequence, i),
-                        .kv_head = kv_head,
-                        .leaf = job->select->leaf,
-                        .topk = job->select->topk};
+    struct ref_walk walk = {.job = job,
+                            .sequence = sequence,
+                            .sequence_index = s,
+                            .means = job->pyramid ? pyramid_head(job->pyramid, s, kv_head) : NULL,
+                            .row = i,
+                            .seen = visible_keys(job->problem, sequence, i),
+                            .kv_head = kv_head,
+                            .leaf = job->select->leaf,
+                            .topk = job->select->topk};
     int64_t *candidates = scratch, count = 0;
     double *score = (double *)(candidates + candidates_max(job));
     bool *keep = (bool *)(score + candidates_max(job));
@@ -167,7 +188,8 @@ int32_t select_row_ref(const struct select_job *job, int64_t s, int32_t kv_head,
 
     /* Levels of the keys that the query sees: later keys must not matter. */
     int top = 1;
-    while (!is_flat(job->select->selector) && level_nodes(walk.seen, walk.leaf, top) > walk.topk)
+    while (!is_flat(job->select->selector) &&
+           level_nodes(walk.seen, walk.leaf, top) > room(&walk, top, STAGE_LEVEL))
         top++;
     for (int64_t n = 0; n < level_nodes(walk.seen, walk.leaf, top); n++)
         candidates[count++] = n;
@@ -189,7 +211,12 @@ int32_t select_row_ref(const struct select_job *job, int64_t s, int32_t kv_head,
             if (is_forced(&walk, level, candidates[c]) || is_eligible(&walk, level, candidates[c]))
                 candidates[allowed++] = candidates[c];
         count = allowed;
-        if (count > walk.topk) count = keep_best(&walk, level, candidates, count, score, keep);
+        bool prefilter =
+            level == 1 && job->select->selector == CLATTN_SELECT_ROBUST && job->select->prefilter > 0;
+        if (prefilter && count > room(&walk, level, STAGE_PREFILTER))
+            count = keep_best(&walk, level, STAGE_PREFILTER, candidates, count, score, keep);
+        if (count > room(&walk, level, STAGE_LEVEL))
+            count = keep_best(&walk, level, STAGE_LEVEL, candidates, count, score, keep);
     }
     for (int64_t n = 0; n < count; n++)
         indices[n] = (int32_t)candidates[n];

@@ -66,6 +66,31 @@ static double lse_infinite(const float *most, const float *sum, int64_t heads)
     return total;
 }
 
+/* logsumexp of each lane: result [lanes]; NaN when a logit is NaN. */
+static void head_lse(const float *z, int64_t count, int vectors, float *result)
+{
+    int64_t lanes = vectors * WIDTH;
+    if (count == 1) {
+        memcpy(result, z, (size_t)lanes * sizeof *result);
+        return;
+    }
+    for (int n = 0; n < vectors; n++, z += WIDTH) {
+        float most[WIDTH], sum[WIDTH];
+        vec row_max = vec_set(-INFINITY), row_sum = vec_zero();
+        for (int64_t c = 0; c < count; c++)
+            row_max = vec_max(vec_load(z + c * lanes), row_max);
+        vec shift = vec_where_less(vec_set(-INFINITY), row_max, row_max, vec_zero());
+        shift = vec_where_less(row_max, vec_set(INFINITY), shift, vec_zero());
+        for (int64_t c = 0; c < count; c++)
+            row_sum = vec_add(row_sum, vec_exp(vec_sub(vec_load(z + c * lanes), shift)));
+        vec_store(most, row_max);
+        vec_store(sum, row_sum);
+        for (int lane = 0; lane < WIDTH; lane++)
+            result[n * WIDTH + lane] =
+                isinf(most[lane]) && !isnan(sum[lane]) ? most[lane] : most[lane] + logf(sum[lane]);
+    }
+}
+
 /* Sum over the first `heads` lanes of logsumexp; NaN when a logit is NaN. */
 static double lse_lanes(const float *z, int64_t count, int vectors, int64_t heads)
 {
@@ -183,13 +208,23 @@ static void score_nodes(const struct walk *walk, int level, const int64_t *nodes
     }
 }
 
+#include "select_robust_simd.h"
+
+static void select_begin(const struct walk *walk)
+{
+    score_begin(walk);
+    if (walk->job->select->selector == CLATTN_SELECT_ROBUST) robust_begin(walk);
+}
+
 static size_t select_scratch_simd(const struct select_job *job)
 {
-    return select_walk_scratch(job) + score_bytes(job);
+    return select_walk_scratch(job) + score_bytes(job) + robust_bytes(job);
 }
 
 static int32_t select_row_simd(const struct select_job *job, int64_t s, int32_t kv_head, int64_t i,
                                void *scratch, int32_t *indices)
 {
-    return select_walk(job, s, kv_head, i, score_begin, score_nodes, scratch, indices);
+    bool robust = job->select->selector == CLATTN_SELECT_ROBUST;
+    return select_walk(job, s, kv_head, i, select_begin, robust ? robust_scores : score_nodes, scratch,
+                       indices);
 }

@@ -14,7 +14,7 @@ struct candidates {
     int64_t *node;   /* [max] */
     int64_t *scored; /* [max] those that are not forced */
     double *score;   /* [max] of scored */
-    int32_t *heap;   /* [topk] indices into scored, the worst on top */
+    int32_t *heap;   /* [room] indices into scored, the worst on top */
     bool *keep;      /* [max] of scored */
     int64_t count;
 };
@@ -99,7 +99,16 @@ static void mark_best(const struct candidates *c, int32_t count, int32_t room)
         c->keep[c->heap[i]] = true;
 }
 
-/* Keeps the forced candidates and the best of the rest, topk in all, in ascending order. */
+/* Candidates that may be kept. */
+static int32_t room_at(const struct walk *walk, int level, enum stage stage)
+{
+    const clattn_select_desc *select = walk->job->select;
+    if (select->selector != CLATTN_SELECT_ROBUST) return walk->topk;
+    if (stage == STAGE_PREFILTER) return MAX(select->prefilter, walk->topk);
+    return level > 1 ? MAX(select->beam, walk->topk) : walk->topk;
+}
+
+/* Keeps the forced candidates and the best of the rest, in ascending order. */
 static void keep_best(const struct walk *walk, int level, struct candidates *c,
                       select_score_function *score_nodes)
 {
@@ -107,7 +116,7 @@ static void keep_best(const struct walk *walk, int level, struct candidates *c,
     for (int64_t i = 0; i < c->count; i++)
         if (!is_forced(walk, level, c->node[i])) c->scored[scored++] = c->node[i];
     score_nodes(walk, level, c->scored, scored, c->score);
-    mark_best(c, (int32_t)scored, walk->topk - (int32_t)(c->count - scored));
+    mark_best(c, (int32_t)scored, room_at(walk, level, walk->stage) - (int32_t)(c->count - scored));
     for (int64_t i = 0; i < c->count; i++) {
         bool is_scored = next < scored && c->scored[next] == c->node[i];
         if (!is_scored || c->keep[next]) c->node[kept++] = c->node[i];
@@ -148,14 +157,15 @@ static bool is_flat(clattn_selector selector)
 static int64_t candidates_max(const struct select_job *job)
 {
     int64_t leaves = ceil_div(job->problem->kv_len_max, job->select->leaf);
-    return MAX(is_flat(job->select->selector) ? leaves : 0, 2 * (int64_t)job->select->topk);
+    int64_t kept = job->select->topk;
+    if (job->select->selector == CLATTN_SELECT_ROBUST) kept = MAX(kept, job->select->beam);
+    return MAX(is_flat(job->select->selector) ? leaves : 0, 2 * kept);
 }
 
 size_t select_walk_scratch(const struct select_job *job)
 {
     size_t max = (size_t)candidates_max(job);
-    size_t bytes = max * (2 * sizeof(int64_t) + sizeof(double) + sizeof(bool)) +
-                   (size_t)job->select->topk * sizeof(int32_t);
+    size_t bytes = max * (2 * sizeof(int64_t) + sizeof(double) + sizeof(bool)) + max * sizeof(int32_t);
     return (bytes + 63) / 64 * 64;
 }
 
@@ -167,6 +177,12 @@ int32_t select_walk(const struct select_job *job, int64_t s, int32_t kv_head, in
     struct walk walk = {.job = job,
                         .sequence = sequence,
                         .means = job->pyramid ? pyramid_head(job->pyramid, s, kv_head) : NULL,
+                        .bounds = job->pyramid && pyramid_has_bounds(job->pyramid)
+                                      ? pyramid_bounds_head(job->pyramid, s, kv_head)
+                                      : NULL,
+                        .parts = job->pyramid && pyramid_has_bounds(job->pyramid)
+                                     ? pyramid_parts_head(job->pyramid, s, kv_head)
+                                     : NULL,
                         .row = i,
                         .seen = visible_keys(job->problem, sequence, i),
                         .kv_head = kv_head,
@@ -178,7 +194,7 @@ int32_t select_walk(const struct select_job *job, int64_t s, int32_t kv_head, in
     c.scored = c.node + max;
     c.score = (double *)(c.scored + max);
     c.heap = (int32_t *)(c.score + max);
-    c.keep = (bool *)(c.heap + walk.topk);
+    c.keep = (bool *)(c.heap + max);
 
     for (int32_t n = 0; n < walk.topk; n++)
         indices[n] = -1;
@@ -186,7 +202,8 @@ int32_t select_walk(const struct select_job *job, int64_t s, int32_t kv_head, in
     forced_leaves(&walk);
 
     int top = 1;
-    while (!is_flat(job->select->selector) && level_nodes(walk.seen, walk.leaf, top) > walk.topk)
+    while (!is_flat(job->select->selector) &&
+           level_nodes(walk.seen, walk.leaf, top) > room_at(&walk, top, STAGE_LEVEL))
         top++;
     c.count = level_nodes(walk.seen, walk.leaf, top);
     for (int64_t n = 0; n < c.count; n++)
@@ -195,10 +212,15 @@ int32_t select_walk(const struct select_job *job, int64_t s, int32_t kv_head, in
     for (int level = top; level >= 1; level--) {
         if (level < top) descend(&c, level_nodes(walk.seen, walk.leaf, level));
         drop_ineligible(&walk, level, &c);
-        if (c.count <= walk.topk) continue;
-        if (!begun) begin(&walk);
-        begun = true;
-        keep_best(&walk, level, &c, score_nodes);
+        bool robust = job->select->selector == CLATTN_SELECT_ROBUST;
+        for (int stage = robust && level == 1 && job->select->prefilter > 0 ? STAGE_PREFILTER : STAGE_LEVEL;
+             stage >= STAGE_LEVEL; stage--) {
+            walk.stage = (enum stage)stage;
+            if (c.count <= room_at(&walk, level, walk.stage)) continue;
+            if (!begun) begin(&walk);
+            begun = true;
+            keep_best(&walk, level, &c, score_nodes);
+        }
     }
     for (int64_t n = 0; n < c.count; n++)
         indices[n] = (int32_t)c.node[n];

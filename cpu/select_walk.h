@@ -7,12 +7,17 @@
 
 #include "cpu.h"
 
+/* Where a choice stands: at level 1, robust selection chooses twice. */
+enum stage { STAGE_LEVEL, STAGE_PREFILTER };
+
 /* One query row and key head. */
 struct walk {
     const struct select_job *job;
     const struct sequence *sequence;
-    const float *means; /* of the pyramid; NULL for flat LSE */
-    int64_t row, seen;  /* query row, number of keys that it sees */
+    const float *means;          /* of the pyramid; NULL for flat LSE */
+    const float *bounds, *parts; /* of the pyramid, for robust selection */
+    enum stage stage;            /* of the scores that are asked for */
+    int64_t row, seen;           /* query row, number of keys that it sees */
     int32_t kv_head, leaf, topk;
     int64_t last_first, last_end; /* forced leaves: [last_first, last_end) up to the query's own ... */
     int64_t first_end;            /* ... and [0, first_end) */

@@ -280,8 +280,19 @@ typedef enum clattn_selector {
     CLATTN_SELECT_PISA2 = 2,     /* mean plus half the population variance */
     CLATTN_SELECT_FLAT_MEAN = 3, /* every leaf by q.mean (BSA; O(N)) */
     CLATTN_SELECT_FLAT_LSE = 4,  /* every leaf by its exact logsumexp (O(N), exact) */
-    CLATTN_SELECT_DENSE = 5      /* clattn_attention only: all keys, no list */
+    CLATTN_SELECT_DENSE = 5,     /* clattn_attention only: all keys, no list */
+    CLATTN_SELECT_ROBUST = 6     /* the pyramid with bounds, a beam and a vote, for models that were not trained with a
+                                    pyramid; see clattn_select_desc.beam */
 } clattn_selector;
+
+/* Scores of inner nodes for CLATTN_SELECT_ROBUST, per head. bound(n) = sum_d max(scale q_d min_d, scale q_d max_d) over
+ * the element-wise minimum and maximum of the node's keys is at least the logit of each of them. */
+typedef enum clattn_node_score {
+    CLATTN_SCORE_LSE = 0,   /* logsumexp over the children's means, as PISA */
+    CLATTN_SCORE_BOUND = 1, /* bound */
+    CLATTN_SCORE_BLEND = 2, /* half of the two */
+    CLATTN_SCORE_AHEAD = 3  /* logsumexp over the children c of (scale q.mean_c + bound(c)) / 2 */
+} clattn_node_score;
 
 typedef struct clattn_select_desc {
     size_t size;              /* sizeof(clattn_select_desc), set by the initialiser */
@@ -292,10 +303,21 @@ typedef struct clattn_select_desc {
     int32_t forced_last;      /* ... and the last ones up to the query's own (default 2: previous and current); they count
                                  inside topk: when it is too small the query's own leaf wins, then the one before it,
                                  then the first. Not causal: nothing is forced */
+    /* CLATTN_SELECT_ROBUST only. At level 1, `prefilter` leaves with the best logsumexp over their `parts` pieces p of
+     * (scale q.mean_p + bound(p)) / 2 are kept, then the best topk by their exact logsumexp. */
+    int32_t beam;            /* nodes kept at the levels above the leaves, topk when that is more; default 32 */
+    clattn_node_score score; /* of these levels; default AHEAD */
+    int32_t vote;            /* 1 (default): sum over the heads of the softmax of their scores over the level's candidates,
+                                so that every head has one vote; 0: sum of the scores */
+    int32_t prefilter;       /* default 32; 0: all leaves that the beam reaches are scored exactly */
+    int32_t parts;           /* 1 or 4 (default) */
 } clattn_select_desc;
 
 #define CLATTN_TOPK_MAX 512
-#define CLATTN_SELECT_DESC_INIT {sizeof(clattn_select_desc), CLATTN_SELECT_PISA, 8, 64, 1, 2}
+#define CLATTN_SELECT_DESC_INIT                                                                                      \
+    {                                                                                                                \
+        sizeof(clattn_select_desc), CLATTN_SELECT_PISA, 8, 64, 1, 2, 32, CLATTN_SCORE_AHEAD, 1, 32, 4                \
+    }
 
 /* ---- the simple call ------------------------------------------------------------------------------------------------ */
 
@@ -330,6 +352,12 @@ typedef struct clattn_pyramid clattn_pyramid;
 CLATTN_API clattn_status clattn_pyramid_build(clattn_context *context, const clattn_attention_desc *attention,
                                               int32_t leaf, const clattn_tensor *k, clattn_pyramid **pyramid,
                                               const clattn_sync *sync);
+
+/* Builds what the selection of `select` needs (NULL: the defaults): the means over its leaf, and for ROBUST the minima and
+ * maxima of every node and the means and bounds of the quarters of every leaf. CPU contexts only for ROBUST. */
+CLATTN_API clattn_status clattn_pyramid_build_for(clattn_context *context, const clattn_attention_desc *attention,
+                                                  const clattn_select_desc *select, const clattn_tensor *k,
+                                                  clattn_pyramid **pyramid, const clattn_sync *sync);
 
 /* Copies level `level` (1, 2 ...) of one sequence and key head to host memory: means [nodes][dim] float32; `nodes`
  * receives the number of nodes of that level. means may be NULL (only the count). Blocks. Past the top: INVALID_ARGUMENT. */

@@ -32,13 +32,31 @@ clattn_status check_leaf(clattn_context *context, const char *name, int64_t leaf
                 (long long)leaf);
 }
 
+static clattn_status check_robust(clattn_context *context, const clattn_select_desc *desc)
+{
+    if (desc->beam < 1 || desc->beam > CLATTN_TOPK_MAX || desc->prefilter < 0 ||
+        desc->prefilter > CLATTN_TOPK_MAX)
+        return fail(context, CLATTN_INVALID_ARGUMENT,
+                    "select.beam is %d, prefilter %d; 1 to %d and 0 to %d are needed", desc->beam,
+                    desc->prefilter, CLATTN_TOPK_MAX, CLATTN_TOPK_MAX);
+    if ((unsigned)desc->score > CLATTN_SCORE_AHEAD)
+        return fail(context, CLATTN_INVALID_ARGUMENT, "select.score is %d; 0 to %d are known", desc->score,
+                    CLATTN_SCORE_AHEAD);
+    if (desc->selector == CLATTN_SELECT_ROBUST && context && !context->backend->has_bounds)
+        return fail(context, CLATTN_INVALID_ARGUMENT, "select.selector is ROBUST, which needs a CPU context");
+    if (desc->parts != 1 && desc->parts != LEAF_PARTS)
+        return fail(context, CLATTN_INVALID_ARGUMENT, "select.parts is %d; 1 or %d is needed", desc->parts,
+                    LEAF_PARTS);
+    return CLATTN_SUCCESS;
+}
+
 clattn_status check_select(clattn_context *context, const clattn_select_desc *desc, clattn_select_desc *checked)
 {
     *checked = (clattn_select_desc)CLATTN_SELECT_DESC_INIT;
     clattn_status status = desc ? desc_copy(context, "select", checked, sizeof *checked, desc) : CLATTN_SUCCESS;
     if (!status) status = check_leaf(context, "select.leaf", checked->leaf);
     if (status) return status;
-    if ((unsigned)checked->selector > CLATTN_SELECT_DENSE)
+    if ((unsigned)checked->selector > CLATTN_SELECT_ROBUST)
         return fail(context, CLATTN_INVALID_ARGUMENT, "select.selector is %d; 0 to %d are known",
                     checked->selector, CLATTN_SELECT_DENSE);
     if (checked->topk < 1 || checked->topk > CLATTN_TOPK_MAX)
@@ -48,7 +66,7 @@ clattn_status check_select(clattn_context *context, const clattn_select_desc *de
         return fail(context, CLATTN_INVALID_ARGUMENT,
                     "select.forced_first is %d, forced_last %d; 0 or more is needed", checked->forced_first,
                     checked->forced_last);
-    return CLATTN_SUCCESS;
+    return check_robust(context, checked);
 }
 
 clattn_status check_sync(clattn_context *context, const clattn_sync *sync, clattn_sync *copy)

@@ -168,12 +168,20 @@ struct clattn_pyramid {
     int64_t *first;       /* [count] first node of key head 0; head h begins h * pyramid_nodes() later */
     int64_t nodes;        /* of all sequences and heads */
     struct storage means; /* [nodes][dim] float32; a sequence's head holds level 1, then level 2 ... */
+    /* For robust selection; no storage: not built. Minima and maxima are exact, whatever the order. */
+    struct storage bounds; /* [nodes][2][dim] float32: minimum, maximum */
+    struct storage parts;  /* [leaves][LEAF_PARTS][3][dim] float32: mean, minimum, maximum of a quarter leaf */
+    int64_t *first_leaf;   /* [count] leaves before key head 0; head h begins h * level_nodes(1) later */
+    int64_t leaves;        /* of all sequences and heads */
 };
+
+enum { LEAF_PARTS = 4 };
 
 int64_t level_nodes(int64_t kv_len, int32_t leaf, int level); /* M_level; 0 above the top */
 int64_t level_first(int64_t kv_len, int32_t leaf, int level); /* nodes of the levels below `level` */
 int level_count(int64_t kv_len, int32_t leaf);                /* 0 for an empty sequence */
 int64_t pyramid_nodes(int64_t kv_len, int32_t leaf);          /* of all levels */
+bool pyramid_has_bounds(const clattn_pyramid *pyramid);
 bool pyramid_fits(const clattn_pyramid *pyramid, const struct problem *problem, int32_t leaf);
 
 /* ---- block lists ---- */
@@ -266,6 +274,7 @@ struct backend {
     clattn_backend id;
     bool host_memory;         /* computes on host tensors directly */
     bool knows_neighborhoods; /* forward and backward take them as they are, without tiles */
+    bool has_bounds;          /* builds the bounds of pyramids and selects by them */
     clattn_status (*open)(clattn_context *context, const clattn_context_desc *desc);
     void (*close)(clattn_context *context);
     clattn_status (*describe)(clattn_context *context, clattn_device_info *info);

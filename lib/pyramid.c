@@ -47,8 +47,23 @@ bool pyramid_fits(const clattn_pyramid *pyramid, const struct problem *problem, 
     return true;
 }
 
+bool pyramid_has_bounds(const clattn_pyramid *pyramid)
+{
+    return pyramid->bounds.bytes > 0;
+}
+
+static clattn_status bounds_new(clattn_context *context, clattn_pyramid *pyramid)
+{
+    size_t row = (size_t)pyramid->dim * sizeof(float);
+    clattn_status status =
+        context->backend->storage_create(context, MAX((size_t)pyramid->nodes, 1) * 2 * row, &pyramid->bounds);
+    if (status) return status;
+    return context->backend->storage_create(context, MAX((size_t)pyramid->leaves, 1) * LEAF_PARTS * 3 * row,
+                                            &pyramid->parts);
+}
+
 static clattn_status pyramid_new(clattn_context *context, const struct problem *problem, int32_t leaf,
-                                 clattn_pyramid **result)
+                                 bool has_bounds, clattn_pyramid **result)
 {
     clattn_status status = CLATTN_OUT_OF_MEMORY;
     size_t count = (size_t)problem->count;
@@ -60,17 +75,21 @@ static clattn_status pyramid_new(clattn_context *context, const struct problem *
     pyramid->count = problem->count;
     pyramid->kv_len = malloc((count + 1) * sizeof *pyramid->kv_len);
     pyramid->first = malloc((count + 1) * sizeof *pyramid->first);
-    if (!pyramid->kv_len || !pyramid->first) {
+    pyramid->first_leaf = malloc((count + 1) * sizeof *pyramid->first_leaf);
+    if (!pyramid->kv_len || !pyramid->first || !pyramid->first_leaf) {
         fail(context, status, "no memory for a pyramid of %lld sequences", (long long)problem->count);
         goto failed;
     }
     for (int64_t s = 0; s < problem->count; s++) {
         pyramid->kv_len[s] = problem->sequences[s].kv_len;
         pyramid->first[s] = pyramid->nodes;
+        pyramid->first_leaf[s] = pyramid->leaves;
         pyramid->nodes += pyramid_nodes(pyramid->kv_len[s], leaf) * problem->kv_heads;
+        pyramid->leaves += level_nodes(pyramid->kv_len[s], leaf, 1) * problem->kv_heads;
     }
     size_t bytes = (size_t)pyramid->nodes * (size_t)problem->dim * sizeof(float);
     status = context->backend->storage_create(context, MAX(bytes, sizeof(float)), &pyramid->means);
+    if (!status && has_bounds) status = bounds_new(context, pyramid);
     if (status) goto failed;
     *result = pyramid;
     return CLATTN_SUCCESS;
@@ -79,11 +98,10 @@ failed:
     return status;
 }
 
-clattn_status clattn_pyramid_build(clattn_context *context, const clattn_attention_desc *attention,
-                                   int32_t leaf, const clattn_tensor *k, clattn_pyramid **pyramid,
-                                   const clattn_sync *sync)
+static clattn_status build(clattn_context *context, const clattn_attention_desc *attention, int32_t leaf,
+                           bool has_bounds, const clattn_tensor *k, clattn_pyramid **pyramid,
+                           const clattn_sync *sync)
 {
-    if (!context) return CLATTN_INVALID_ARGUMENT;
     if (!pyramid)
         return fail(context, CLATTN_INVALID_ARGUMENT, "pyramid is NULL; a place for the result is needed");
     struct problem problem;
@@ -95,12 +113,12 @@ clattn_status clattn_pyramid_build(clattn_context *context, const clattn_attenti
     if (status) return status;
     struct staged keys = {0};
     clattn_pyramid *made = NULL;
-    if (*pyramid && !pyramid_fits(*pyramid, &problem, leaf)) {
+    if (*pyramid && (!pyramid_fits(*pyramid, &problem, leaf) || pyramid_has_bounds(*pyramid) != has_bounds)) {
         status = fail(context, CLATTN_INVALID_SHAPE,
                       "pyramid was made for another shape; pass NULL to make a new one");
         goto done;
     }
-    if (!*pyramid && (status = pyramid_new(context, &problem, leaf, &made))) goto done;
+    if (!*pyramid && (status = pyramid_new(context, &problem, leaf, has_bounds, &made))) goto done;
     if ((status = stage_in(context, k, &keys))) goto done;
     struct pyramid_job job = {&problem, &keys.device, made ? made : *pyramid, sync ? &sync_copy : NULL};
     status = context->backend->pyramid_build(context, &job);
@@ -113,6 +131,25 @@ done:
     clattn_pyramid_release(context, made);
     problem_release(&problem);
     return status;
+}
+
+clattn_status clattn_pyramid_build(clattn_context *context, const clattn_attention_desc *attention,
+                                   int32_t leaf, const clattn_tensor *k, clattn_pyramid **pyramid,
+                                   const clattn_sync *sync)
+{
+    if (!context) return CLATTN_INVALID_ARGUMENT;
+    return build(context, attention, leaf, false, k, pyramid, sync);
+}
+
+clattn_status clattn_pyramid_build_for(clattn_context *context, const clattn_attention_desc *attention,
+                                       const clattn_select_desc *select, const clattn_tensor *k,
+                                       clattn_pyramid **pyramid, const clattn_sync *sync)
+{
+    if (!context) return CLATTN_INVALID_ARGUMENT;
+    clattn_select_desc checked;
+    clattn_status status = check_select(context, select, &checked);
+    if (status) return status;
+    return build(context, attention, checked.leaf, checked.selector == CLATTN_SELECT_ROBUST, k, pyramid, sync);
 }
 
 clattn_status clattn_pyramid_read(clattn_context *context, const clattn_pyramid *pyramid, int64_t sequence,
@@ -144,6 +181,9 @@ void clattn_pyramid_release(clattn_context *context, clattn_pyramid *pyramid)
 {
     if (!context || !pyramid) return;
     context->backend->storage_release(context, &pyramid->means);
+    context->backend->storage_release(context, &pyramid->bounds);
+    context->backend->storage_release(context, &pyramid->parts);
+    free(pyramid->first_leaf);
     free(pyramid->kv_len);
     free(pyramid->first);
     free(pyramid);

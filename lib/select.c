@@ -42,7 +42,7 @@ clattn_status select_run(clattn_context *context, const struct problem *problem,
         /* The caller's wait list comes before the first command and its event after the last one. */
         clattn_sync first = sync ? *sync : (clattn_sync)CLATTN_SYNC_INIT;
         first.event = NULL;
-        status = clattn_pyramid_build(context, attention, select->leaf, k, &own, sync ? &first : NULL);
+        status = clattn_pyramid_build_for(context, attention, select, k, &own, sync ? &first : NULL);
         pyramid = own;
     }
     struct select_job job = {problem, select, q, k, pyramid, blocks, sync};
@@ -92,6 +92,11 @@ clattn_status clattn_select(clattn_context *context, const clattn_attention_desc
     if (!status) status = problem_init(context, attention, &(struct tensors){.q = q, .k = k}, 1, &problem);
     if (status) return status;
 
+    if (checked.selector == CLATTN_SELECT_ROBUST && pyramid && !pyramid_has_bounds(pyramid)) {
+        problem_release(&problem);
+        return fail(context, CLATTN_INVALID_ARGUMENT,
+                    "pyramid has no bounds; robust selection needs one from clattn_pyramid_build_for");
+    }
     struct staged queries = {0}, keys = {0};
     clattn_blocks *made = NULL;
     problem.options = (struct options){0}; /* selection knows none */

@@ -33,8 +33,11 @@ static void inputs_make(const struct shape *s, clattn_dtype dtype, int layout, s
     tensor_fill(&in->k, 1);
     in->attention = (clattn_attention_desc)CLATTN_ATTENTION_DESC_INIT;
     in->attention.causal = s->causal;
-    in->select =
-        (clattn_select_desc){sizeof in->select, CLATTN_SELECT_PISA, s->topk, s->leaf, s->first, s->last};
+    in->select = (clattn_select_desc)CLATTN_SELECT_DESC_INIT;
+    in->select.topk = s->topk;
+    in->select.leaf = s->leaf;
+    in->select.forced_first = s->first;
+    in->select.forced_last = s->last;
 }
 
 static void inputs_free(struct inputs *in)
