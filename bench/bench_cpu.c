@@ -9,6 +9,7 @@
  * gives them. */
 
 #include "clattn.h"
+#include "fma.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -17,9 +18,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+
+typedef float vec4 __attribute__((vector_size(16)));
 
 enum { DIM = 128, HEADS = 16, BLOCK = 64, TOPK = 8, REPEATS = 5, LONG = 65536 };
 
@@ -47,68 +47,13 @@ static void check(clattn_status status, const char *what)
 
 /* ---- what the machine can do ---- */
 
-#define FMA_CHAINS 12 /* more than latency x units */
-#define FMA_ROUNDS 20000000
-
-#if defined(__x86_64__)
-__attribute__((target("avx512f"))) static float fma_avx512(void)
-{
-    __m512 sum[FMA_CHAINS], x = _mm512_set1_ps(0.999f);
-    for (int c = 0; c < FMA_CHAINS; c++)
-        sum[c] = _mm512_set1_ps((float)c);
-    for (int i = 0; i < FMA_ROUNDS; i++)
-        for (int c = 0; c < FMA_CHAINS; c++)
-            sum[c] = _mm512_fmadd_ps(sum[c], x, x);
-    float total = 0;
-    for (int c = 0; c < FMA_CHAINS; c++)
-        total += _mm512_reduce_add_ps(sum[c]);
-    return total;
-}
-
-__attribute__((target("avx2,fma"))) static float fma_avx2(void)
-{
-    __m256 sum[FMA_CHAINS], x = _mm256_set1_ps(0.999f);
-    for (int c = 0; c < FMA_CHAINS; c++)
-        sum[c] = _mm256_set1_ps((float)c);
-    for (int i = 0; i < FMA_ROUNDS; i++)
-        for (int c = 0; c < FMA_CHAINS; c++)
-            sum[c] = _mm256_fmadd_ps(sum[c], x, x);
-    float total = 0;
-    for (int c = 0; c < FMA_CHAINS; c++)
-        total += _mm256_cvtss_f32(sum[c]);
-    return total;
-}
-#endif
-
-typedef float vec4 __attribute__((vector_size(16)));
-
-static float fma_c(void)
-{
-    vec4 sum[FMA_CHAINS], x = {0.999f, 0.999f, 0.999f, 0.999f};
-    for (int c = 0; c < FMA_CHAINS; c++)
-        sum[c] = x * (float)c;
-    for (int i = 0; i < FMA_ROUNDS; i++)
-        for (int c = 0; c < FMA_CHAINS; c++)
-            sum[c] = sum[c] * x + x;
-    float total = 0;
-    for (int c = 0; c < FMA_CHAINS; c++)
-        total += sum[c][0];
-    return total;
-}
-
 static void measure_peak(const char *variant)
 {
-    float (*work)(void) = fma_c;
-    int width = 4;
-#if defined(__x86_64__)
-    if (strcmp(variant, "avx512") == 0) work = fma_avx512, width = 16;
-    if (strcmp(variant, "avx2") == 0) work = fma_avx2, width = 8;
-#endif
     volatile float keep = 0;
     for (int r = 0; r < 3; r++) {
-        double start = now();
-        keep = keep + work();
-        double rate = 2.0 * width * FMA_CHAINS * (double)FMA_ROUNDS / (now() - start);
+        float sum;
+        double start = now(), flops = fma_run(variant, 20000000, &sum), rate = flops / (now() - start);
+        keep = keep + sum;
         if (rate > peak) peak = rate;
     }
 }

@@ -10,19 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct query_place check_problem_place(const struct check_problem *problem, int64_t b, int64_t i)
-{
-    const struct check_case *s = problem->shape;
-    struct query_place place = {i + s->kv_len - s->q_len, s->kv_len, b * s->kv_len};
-    for (int32_t n = 0; n < s->sequences; n++) {
-        if (i < s->cu_q[n] || i >= s->cu_q[n + 1]) continue;
-        place.keys = s->cu_k[n + 1] - s->cu_k[n];
-        place.key_base = s->cu_k[n];
-        place.position = i - s->cu_q[n] + place.keys - (s->cu_q[n + 1] - s->cu_q[n]);
-    }
-    return place;
-}
-
 /* The keys of one head of the row at `place`. */
 static struct row_keys row_keys(const struct check_problem *problem, struct query_place place,
                                 const int32_t *list, int64_t kv_head)

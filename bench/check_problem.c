@@ -4,36 +4,17 @@
 #include "check.h"
 
 #include "device.h"
+#include "inputs.h"
 #include "program.h"
-#include "sixteen.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* splitmix64 (Steele, Lea, Flood 2014): the same numbers on every machine. */
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-/* Nearly normal: four uniform numbers in sum, variance 1. */
-static float next_normal(uint64_t *state)
-{
-    uint64_t bits = next_random(state);
-    double sum = 0;
-    for (int i = 0; i < 4; i++)
-        sum += (double)((bits >> (16 * i)) & 0xffff) / 65536 - 0.5;
-    return (float)(sum * 1.7320508075688772);
-}
-
 static void fill(enum input_kind kind, char which, float *values, size_t rows, size_t dim, uint64_t *state)
 {
     for (size_t i = 0; i < rows * dim; i++)
-        values[i] = next_normal(state);
+        values[i] = inputs_normal(state);
     if (kind == INPUT_LARGE && which != 'v')
         for (size_t i = 0; i < rows * dim; i++)
             values[i] *= 20;
@@ -43,23 +24,7 @@ static void fill(enum input_kind kind, char which, float *values, size_t rows, s
     if (kind == INPUT_ZERO_Q && which == 'q') memset(values, 0, rows * dim * sizeof *values);
     if (kind == INPUT_ZERO_Q && which == 'v') /* small integers: sums are exact */
         for (size_t i = 0; i < rows * dim; i++)
-            values[i] = (float)(int)(next_random(state) % 17) - 8;
-}
-
-/* Stores the values as `dtype`, and in `values` what is left of them. */
-static void *encode(float *values, size_t count, clattn_dtype dtype)
-{
-    size_t size = dtype == CLATTN_FLOAT32 ? 4 : 2;
-    void *data = aligned_alloc(64, (count * size + 63) / 64 * 64);
-    if (!data) return NULL;
-    for (size_t i = 0; i < count; i++)
-        if (dtype == CLATTN_FLOAT32)
-            ((float *)data)[i] = values[i];
-        else if (dtype == CLATTN_FLOAT16)
-            values[i] = half_to_float(((uint16_t *)data)[i] = float_to_half(values[i]));
-        else
-            values[i] = bfloat16_to_float(((uint16_t *)data)[i] = float_to_bfloat16(values[i]));
-    return data;
+            values[i] = (float)(int)(inputs_random(state) % 17) - 8;
 }
 
 static bool make_inputs(struct check_problem *problem, uint64_t seed)
@@ -75,12 +40,12 @@ static bool make_inputs(struct check_problem *problem, uint64_t seed)
         fill(s->kind, 'q', problem->q, q_rows, dim, &seed);
         fill(s->kind, 'k', problem->k, k_rows, dim, &seed);
         fill(s->kind, 'v', v, k_rows, dim_v, &seed);
-        problem->q_data = encode(problem->q, q_rows * dim, problem->dtype);
-        problem->k_data = encode(problem->k, k_rows * dim, problem->dtype);
-        problem->v_data = encode(v, k_rows * dim_v, problem->dtype);
+        problem->q_data = inputs_encode(problem->q, q_rows * dim, problem->dtype);
+        problem->k_data = inputs_encode(problem->k, k_rows * dim, problem->dtype);
+        problem->v_data = inputs_encode(v, k_rows * dim_v, problem->dtype);
         for (size_t i = 0; i < k_rows * dim_v; i++)
             v[i] = fabsf(v[i]);
-        problem->v_abs_data = encode(v, k_rows * dim_v, problem->dtype);
+        problem->v_abs_data = inputs_encode(v, k_rows * dim_v, problem->dtype);
     }
     free(v);
     return problem->q_data && problem->k_data && problem->v_data && problem->v_abs_data;

@@ -26,6 +26,7 @@ static const struct {
     {"check", check_main, "compare every backend of this machine with the reference"},
     {"demo", demo_main, "run attention on the bundled sample with every backend"},
     {"pattern", pattern_main, "count and draw a static pattern"},
+    {"bench", bench_main, "measure devices, operations and selectors"},
     {"simulate", simulate_main, "predict what tiles make of neighborhood attention"},
 };
 #define SUBCOMMANDS (sizeof subcommands / sizeof *subcommands)

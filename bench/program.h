@@ -20,6 +20,7 @@ int run_main(int argc, char **argv);
 int check_main(int argc, char **argv);
 int demo_main(int argc, char **argv);
 int pattern_main(int argc, char **argv);
+int bench_main(int argc, char **argv);
 int simulate_main(int argc, char **argv);
 
 /* "clattn SUBCOMMAND: message" on standard error, control characters replaced. */

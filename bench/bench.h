@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * `clattn bench` in parts: options and flow (bench.c), what is measured (bench_suites.c), the inputs and one
+ * call of each operation (bench_problem.c), comparing sampled rows with the reference (bench_verify.c,
+ * bench_gradients.c), counting work (bench_work.c), timing (bench_time.c), devices and their ceilings
+ * (bench_device.c, bench_opencl.c), output (bench_report.c). */
+#ifndef CLATTN_BENCH_BENCH_H
+#define CLATTN_BENCH_BENCH_H
+
+#include "bench_opencl.h"
+#include "report.h"
+
+#include <clattn.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define BENCH_SCHEMA_VERSION 1
+
+enum bench_operation { BENCH_PYRAMID, BENCH_SELECT, BENCH_FORWARD, BENCH_BACKWARD, BENCH_NEIGHBORHOOD };
+
+/* One configuration. */
+struct bench_case {
+    const char *suite;
+    char name[64];
+    enum bench_operation operation;
+    clattn_dtype dtype;
+    clattn_selector selector; /* of the lists; DENSE: none */
+    const char *pattern;      /* NULL: lists of `selector` */
+    bool causal;
+    int64_t q_len, kv_len; /* the queries are the last of the keys */
+    int32_t q_heads, kv_heads, dim, topk, leaf;
+    clattn_neighborhood_desc neighborhood; /* of BENCH_NEIGHBORHOOD */
+};
+
+/* ---- suites ---- */
+
+struct bench_sizes {
+    const int64_t *lens;
+    int len_count;
+    clattn_dtype dtype;
+    int32_t q_heads, kv_heads, dim, topk, leaf;
+    bool quick;
+};
+
+extern const char *const bench_suite_words[];
+
+/* Makes the cases of one suite; the caller frees them. NULL: out of memory. */
+struct bench_case *bench_suite_make(int suite, const struct bench_sizes *sizes, int *count);
+
+/* ---- devices ---- */
+
+struct bench_device {
+    clattn_device_info info;
+    clattn_context *context;
+    struct bench_opencl *opencl; /* NULL: times are wall clock */
+    double row_seconds;          /* of steady state a row */
+    double fma_rate, copy_rate;  /* FLOP/s of multiply-adds, bytes/s read and written; 0: not measured */
+    /* The last dense rate and what it was measured for. */
+    struct bench_case dense_case;
+    double dense_rate; /* FLOP/s; 0: none */
+};
+
+/* Opens the device that `info` describes and measures its ceilings. Returns an exit status. */
+int bench_device_open(struct bench_device *device, const clattn_device_info *info);
+void bench_device_close(struct bench_device *device);
+
+/* ---- one problem ---- */
+
+struct bench_problem {
+    const struct bench_case *shape;
+    struct bench_device *device;
+    float *q_values, *k_values; /* what the elements stand for */
+    void *q_data, *k_data, *v_data, *v_abs_data, *dout_data;
+    float *out, *lse; /* host results */
+    clattn_attention_desc attention;
+    clattn_select_desc select;
+    clattn_tensor q, k, v, dout;                                        /* host views */
+    clattn_tensor device_q, device_k, device_v, device_out, device_lse; /* host views or device copies */
+    clattn_tensor device_dout, device_dq, device_dk, device_dv;         /* of BENCH_BACKWARD */
+    bool is_staged;
+    clattn_pyramid *pyramid;
+    clattn_blocks *blocks;
+    clattn_neighborhood *plan;
+    clattn_blocks_desc list; /* shape of `blocks` */
+    int32_t *indices;        /* [rows][heads][topk] of them */
+    int64_t sampled[8];      /* query rows that are verified, ascending */
+    int sampled_count;
+};
+
+/* Makes inputs, copies them to the device (*transfer seconds) and makes what the operation needs. */
+clattn_status bench_problem_make(struct bench_problem *problem, const struct bench_case *shape,
+                                 struct bench_device *device, double *transfer);
+clattn_status bench_problem_run(struct bench_problem *problem, const clattn_sync *sync);
+
+/* Copies results and lists to the host. */
+clattn_status bench_problem_fetch(struct bench_problem *problem);
+
+/* Gradients arrive at every row from now on, no longer only at the sampled ones. */
+clattn_status bench_problem_densify(struct bench_problem *problem);
+void bench_problem_release(struct bench_problem *problem);
+
+/* ---- verification ---- */
+
+struct bench_verdict {
+    int64_t rows;     /* that were compared */
+    double error;     /* greatest absolute difference */
+    double tolerated; /* greatest difference over its tolerance; above 1 is wrong */
+    int64_t lists_wrong;
+};
+
+/* Compares the sampled rows of the fetched results. */
+clattn_status bench_verify(struct bench_problem *problem, clattn_context *reference,
+                           struct bench_verdict *verdict);
+
+/* Two parts of it: gradients, and the keys that a row of a neighborhood sees. */
+clattn_status bench_verify_gradients(struct bench_problem *problem, clattn_context *reference,
+                                     struct bench_verdict *verdict);
+
+/* Key tokens of query `row`, [*count]; the caller frees them. NULL: out of memory. */
+int64_t *bench_neighbors(const clattn_neighborhood_desc *desc, int64_t row, int64_t *count);
+
+/* The list of the query row's list head `head` as entries below `blocks`, -1 on the right: [list.topk]. */
+void bench_list(const struct bench_problem *problem, int64_t row, int32_t head, int64_t blocks, int32_t *list);
+
+/* ---- work and time ---- */
+
+struct bench_work {
+    double flops, dense_flops; /* of the listed pairs, of all visible ones; 0: not counted */
+    double bytes;              /* inputs and results, each once; 0: not counted */
+    double bound, ideal;       /* of a neighborhood: speed-up over dense by tiles, by pairs; 0: none */
+};
+struct bench_work bench_work_count(const struct bench_problem *problem);
+
+struct bench_timing {
+    double median, p5, p95; /* seconds */
+    int samples;
+    bool is_device; /* by the device's clock; else wall clock */
+};
+
+extern volatile int bench_interrupted; /* set by Ctrl-C */
+
+/* Calls the operation until `seconds` are over, at least once. */
+clattn_status bench_time(struct bench_problem *problem, double seconds, struct bench_timing *timing);
+
+/* FLOP/s of dense attention on the same shapes, over as many of the last queries as fit into a second or so. */
+clattn_status bench_dense_rate(struct bench_device *device, const struct bench_case *shape,
+                               clattn_context *reference, double *rate);
+
+enum bench_state { BENCH_GOOD, BENCH_WRONG, BENCH_FAILED, BENCH_SKIPPED };
+extern const char *const bench_state_words[];
+
+struct bench_row {
+    struct bench_case shape;
+    clattn_device_info device;
+    double fma_rate, copy_rate;
+    enum bench_state state;
+    char message[256];
+    struct bench_verdict verdict;
+    struct bench_work work;
+    struct bench_timing timing;
+    double transfer, compile, first, wall;
+    double dense_rate; /* FLOP/s; 0: not measured */
+};
+
+/* Shares of what the row reached; NAN where something was not measured. */
+double bench_row_roofline(const struct bench_row *row);
+double bench_row_speedup(const struct bench_row *row);
+
+void bench_print_table(const struct bench_row *rows, int count);
+void bench_print_csv(const struct bench_row *rows, int count);
+int bench_print_json(const struct bench_row *rows, int count, const struct bench_device *devices,
+                     int device_count, bool is_complete);
+
+#endif
