@@ -92,18 +92,20 @@ inline void tile_products(__local const lanes *lane_tile, __local const float4 *
 /* Column of an item's sum d: four neighbouring ones, then the next four STREAM_GROUPS * 4 further. */
 #define ITEM_COLUMN(D, STREAM_GROUP) (((D) / 4 * STREAM_GROUPS + (STREAM_GROUP)) * 4 + (D) % 4)
 
-/* sums[d] += sum_j weights[j] x column d of streamed row j. The inner sum begins anew in each tile, so that
- * chains of additions stay short. */
+/* sums[d] += sum_j weights[j] x column d of streamed row j, for the item's share of `columns`. The inner sum
+ * begins anew in each tile, so that chains of additions stay short. */
 inline void tile_add(lanes *sums, const uint item_columns, __local const lanes *weights,
-                     __local const float4 *stream_tile, const uint pitch, uint lane_group, uint stream_group)
+                     __local const float4 *stream_tile, const uint columns, const uint pitch, uint lane_group,
+                     uint stream_group)
 {
 #pragma unroll
     for (uint d = 0; d < item_columns; d += 4) {
-        __local const float4 *columns = stream_tile + d / 4 * STREAM_GROUPS + stream_group;
+        const uint at = d / 4 * STREAM_GROUPS + stream_group;
+        if (4 * at >= columns) continue;
         lanes x0 = 0.0f, x1 = 0.0f, x2 = 0.0f, x3 = 0.0f;
         for (uint j = 0; j < STREAM; j++) {
             lanes weight = weights[j * LANE_GROUPS + lane_group];
-            float4 y = columns[j * (pitch / 4)];
+            float4 y = stream_tile[j * (pitch / 4) + at];
             x0 += weight * y.x;
             x1 += weight * y.y;
             x2 += weight * y.z;

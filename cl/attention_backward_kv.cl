@@ -233,8 +233,9 @@ attention_backward_kv(__global const element *restrict q, __global const element
 #endif
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        tile_add(dk_sums, ITEM_COLUMNS, dx_tile, q_tile, Q_PITCH, lane_group, stream_group);
-        tile_add(dv_sums, ITEM_COLUMNS_V, p_tile, dout_tile, DOUT_PITCH, lane_group, stream_group);
+        tile_add(dk_sums, ITEM_COLUMNS, dx_tile, q_tile, DIM_PADDED, Q_PITCH, lane_group, stream_group);
+        tile_add(dv_sums, ITEM_COLUMNS_V, p_tile, dout_tile, DIM_V_PADDED, DOUT_PITCH, lane_group,
+                 stream_group);
 #if DBIAS
         for (uint h = lid; h < GROUP; h += ITEMS) {
             float sum = 0;

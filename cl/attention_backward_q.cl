@@ -239,7 +239,7 @@ attention_backward_q(__global const element *restrict q, __global const element 
                 visible ? scale * dx : (lanes)(0.0f);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        tile_add(sums, ITEM_COLUMNS, dx_tile, stream_tile, K_PITCH, lane_group, stream_group);
+        tile_add(sums, ITEM_COLUMNS, dx_tile, stream_tile, DIM_PADDED, K_PITCH, lane_group, stream_group);
         first = is_last ? 0 : first + STREAM;
         if (is_last) block = first_block(next);
     }
