@@ -98,6 +98,7 @@ clattn_status cpu_select(clattn_context *context, const struct select_job *job);
 clattn_status cpu_forward(clattn_context *context, const struct forward_job *job);
 
 clattn_status cpu_gather(clattn_context *context, const struct gather_job *job);
+clattn_status cpu_merge(clattn_context *context, const struct merge_job *job);
 clattn_status cpu_backward(clattn_context *context, const struct backward_job *job);
 
 /* Options, element masks and block boundaries of the caller: the vectorised kernels do not know them. */

@@ -621,6 +621,21 @@ CLATTN_API clattn_status clattn_attention_forward(clattn_context *context, const
                                                   const clattn_blocks *blocks, clattn_tensor *out, clattn_tensor *lse,
                                                   const clattn_sync *sync);
 
+/* Merges the results of attention over two disjoint sets of keys into the result over both.
+ *
+ *   lse = log(exp lse0 + exp lse1),   out = out0 exp(lse0 - lse) + out1 exp(lse1 - lse)
+ *
+ * out0, out1 [batch][len][heads][dim]   of one floating dtype; out: the same, or FLOAT32; dim 1 or more
+ * lse0, lse1, lse [batch][len][heads][1] FLOAT32; lse may be NULL
+ * A part whose lse is -INFINITY is empty and its out is not looked at; two empty parts give out = 0, lse = -INFINITY.
+ * out and lse may be inputs: the same view, not one that overlaps otherwise. sync: as clattn_attention.
+ * With a sink, only one of the parts may have it, or it counts twice; in rows where that part has no key it is left out.
+ * Errors: as clattn_attention. */
+CLATTN_API clattn_status clattn_attention_merge(clattn_context *context, const clattn_tensor *out0,
+                                                const clattn_tensor *lse0, const clattn_tensor *out1,
+                                                const clattn_tensor *lse1, clattn_tensor *out, clattn_tensor *lse,
+                                                const clattn_sync *sync);
+
 /* ---- gradients ------------------------------------------------------------------------------------------------------ */
 
 /* What clattn_attention_backward reads besides the forward pass and what it writes. */

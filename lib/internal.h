@@ -254,6 +254,12 @@ struct gather_job {
     const clattn_sync *sync;
 };
 
+struct merge_job {
+    const clattn_tensor *out0, *lse0, *out1, *lse1;
+    const clattn_tensor *out, *lse; /* may be inputs; lse may be NULL */
+    const clattn_sync *sync;
+};
+
 struct backward_job {
     const struct problem *problem;
     const clattn_tensor *q, *k, *v;
@@ -294,6 +300,7 @@ struct backend {
     clattn_status (*select)(clattn_context *context, const struct select_job *job);
     clattn_status (*forward)(clattn_context *context, const struct forward_job *job);
     clattn_status (*gather)(clattn_context *context, const struct gather_job *job);
+    clattn_status (*merge)(clattn_context *context, const struct merge_job *job);
     clattn_status (*backward)(clattn_context *context, const struct backward_job *job);
 };
 

@@ -230,13 +230,14 @@ clattn_status opencl_launch_end(struct opencl_launch *launch);
 /* Waits for all of the queue of `sync`. */
 clattn_status opencl_finish(clattn_context *context, const clattn_sync *sync);
 
-/* ---- operations: opencl_pyramid.c, opencl_select.c, opencl_forward.c, opencl_backward.c, opencl_gather.c ---- */
+/* ---- operations: opencl_pyramid.c, opencl_select.c, opencl_forward.c and so on ---- */
 
 clattn_status opencl_pyramid_build(clattn_context *context, const struct pyramid_job *job);
 clattn_status opencl_select(clattn_context *context, const struct select_job *job);
 clattn_status opencl_forward(clattn_context *context, const struct forward_job *job);
 clattn_status opencl_backward(clattn_context *context, const struct backward_job *job);
 clattn_status opencl_gather(clattn_context *context, const struct gather_job *job);
+clattn_status opencl_merge(clattn_context *context, const struct merge_job *job);
 
 /* Products by CLBlast. Dense attention: is it wanted for this job; run it (done false: it could not, nothing else failed when the
  * status is success); drop what it keeps for the context. */

@@ -215,4 +215,5 @@ const struct backend backend_opencl = {
     .forward = opencl_forward,
     .backward = opencl_backward,
     .gather = opencl_gather,
+    .merge = opencl_merge,
 };
