@@ -47,7 +47,7 @@ struct bench_run {
     struct device_choice choice;
     const char *suites, *lens_text;
     int backend, dtype, leaf;
-    int64_t q_heads, kv_heads, dim, topk;
+    int64_t q_heads, kv_heads, dim, topk, threads;
     double budget, begin;
     bool quick, json, csv;
     int64_t lens[LENS_MAX];
@@ -79,6 +79,8 @@ static bool parse_options(struct bench_run *run, int argc, char **argv, int *sta
          "OpenCL device: a part of its or its platform's name, or its\nindex in 'clattn info'; all: as "
          "--backend all",
          0, 0, NULL},
+        {"threads", OPTION_INTEGER, &run->threads, "N",
+         "of the CPU backend; with 1, times are the processor's (default:\nas OpenMP decides)", 1, 1024, NULL},
         {"budget", OPTION_REAL, &run->budget, "SECONDS", "what does not fit is left out (default 60)", 0, 0,
          NULL},
         {"quick", OPTION_FLAG, &run->quick, NULL, "small sizes: whether it works, not how fast it is", 0, 0,
@@ -198,7 +200,7 @@ static int open_devices(struct bench_run *run)
                 : info.backend != wanted.backend || info.index != wanted.index)
             continue;
         /* One broken driver does not keep the others from being measured. */
-        status = bench_device_open(&run->devices[run->device_count], &info);
+        status = bench_device_open(&run->devices[run->device_count], &info, (int)run->threads);
         run->devices[run->device_count].row_seconds = run->quick ? QUICK_SECONDS : ROW_SECONDS;
         if (status == STATUS_OK) run->device_count++;
     }
@@ -271,7 +273,8 @@ static clattn_status measure(const struct bench_run *run, struct bench_device *d
         return CLATTN_SUCCESS;
     }
     status = bench_problem_densify(problem);
-    return status ? status : bench_time(problem, fmin(device->row_seconds, seconds_left(run)), &row->timing);
+    return status ? status
+                  : bench_time(problem, fmin(device->row_seconds, seconds_left(run)), row->first, &row->timing);
 }
 
 static void measure_row(const struct bench_run *run, struct bench_device *device, struct bench_row *row)

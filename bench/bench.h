@@ -54,6 +54,7 @@ struct bench_device {
     clattn_context *context;
     struct bench_opencl *opencl; /* NULL: times are wall clock */
     double row_seconds;          /* of steady state a row */
+    int threads;                 /* of a CPU context; 0: as OpenMP decides */
     double fma_rate, copy_rate;  /* FLOP/s of multiply-adds, bytes/s read and written; 0: not measured */
     /* The last dense rate and what it was measured for. */
     struct bench_case dense_case;
@@ -61,7 +62,10 @@ struct bench_device {
 };
 
 /* Opens the device that `info` describes and measures its ceilings. Returns an exit status. */
-int bench_device_open(struct bench_device *device, const clattn_device_info *info);
+int bench_device_open(struct bench_device *device, const clattn_device_info *info, int threads);
+
+/* Seconds of the clock that times of the device are read from. */
+double bench_seconds(const struct bench_device *device);
 void bench_device_close(struct bench_device *device);
 
 /* ---- one problem ---- */
@@ -131,16 +135,22 @@ struct bench_work {
 };
 struct bench_work bench_work_count(const struct bench_problem *problem);
 
+/* The device's clock where it has one; processor time where one thread computes, as other programs hardly
+ * disturb it; else wall clock. */
+enum bench_clock { BENCH_WALL, BENCH_DEVICE, BENCH_PROCESSOR };
+extern const char *const bench_clock_words[];
+
 struct bench_timing {
     double median, p5, p95; /* seconds */
     int samples;
-    bool is_device; /* by the device's clock; else wall clock */
+    enum bench_clock clock;
 };
 
 extern volatile int bench_interrupted; /* set by Ctrl-C */
 
-/* Calls the operation until `seconds` are over, at least once. */
-clattn_status bench_time(struct bench_problem *problem, double seconds, struct bench_timing *timing);
+/* Calls the operation until `seconds` are over, at least once. `first`: what the first call took. */
+clattn_status bench_time(struct bench_problem *problem, double seconds, double first,
+                         struct bench_timing *timing);
 
 /* FLOP/s of dense attention on the same shapes, over as many of the last queries as fit into a second or so. */
 clattn_status bench_dense_rate(struct bench_device *device, const struct bench_case *shape,

@@ -108,7 +108,7 @@ static int describe_result(const struct bench_row *row, struct value *v)
     n += integer(v + n, "lists_wrong", row->verdict.lists_wrong);
     n += real(v + n, "error", has_verdict ? row->verdict.error : NAN);
     n += real(v + n, "error_over_tolerance", has_verdict ? row->verdict.tolerated : NAN);
-    n += text(v + n, "clock", !has_time ? NULL : timing->is_device ? "device" : "wall");
+    n += text(v + n, "clock", has_time ? bench_clock_words[timing->clock] : NULL);
     n += real(v + n, "median_seconds", positive(timing->median));
     n += real(v + n, "p5_seconds", positive(timing->p5));
     n += real(v + n, "p95_seconds", positive(timing->p95));
@@ -249,7 +249,10 @@ static void add_row(struct table *table, const struct bench_row *row)
     add_number(table, "%.2f", bench_row_speedup(row));
     add_number(table, "%.2f", positive(work->bound));
     table_add(table, "%s%s%s",
-              good ? (timing->is_device ? "device clock" : "good") : bench_state_words[row->state],
+              good ? (timing->clock == BENCH_DEVICE      ? "device clock"
+                      : timing->clock == BENCH_PROCESSOR ? "processor time"
+                                                         : "good")
+                   : bench_state_words[row->state],
               *row->message ? ": " : "", row->message);
 }
 

@@ -13,6 +13,7 @@
 #define DENSE_FLOPS 2e10 /* of a dense measurement: a second or less on two cores */
 
 volatile int bench_interrupted;
+const char *const bench_clock_words[] = {"wall", "device", "processor"};
 
 static int compare_doubles(const void *a, const void *b)
 {
@@ -34,16 +35,15 @@ static clattn_status sample(struct bench_problem *problem, bool *is_device, doub
 {
     struct bench_opencl *opencl = problem->device->opencl;
     clattn_sync sync;
-    double start = program_seconds();
     if (*is_device && bench_opencl_begin(opencl, &sync)) {
         clattn_status status = bench_problem_run(problem, &sync);
         if (status || bench_opencl_end(opencl, seconds)) return status;
     }
     /* No clock after all: this sample and the later ones are wall clock. */
     *is_device = false;
-    start = program_seconds();
+    double start = bench_seconds(problem->device);
     clattn_status status = bench_problem_run(problem, NULL);
-    *seconds = program_seconds() - start;
+    *seconds = bench_seconds(problem->device) - start;
     return status;
 }
 
@@ -62,17 +62,22 @@ static clattn_status time_with(struct bench_problem *problem, double seconds, bo
         }
     }
     qsort(samples, (size_t)count, sizeof *samples, compare_doubles);
+    bool is_cpu = problem->device->info.backend != CLATTN_BACKEND_OPENCL;
+    enum bench_clock clock = is_device                                 ? BENCH_DEVICE
+                             : is_cpu && problem->device->threads == 1 ? BENCH_PROCESSOR
+                                                                       : BENCH_WALL;
     *timing = (struct bench_timing){quantile(samples, count, 0.5), quantile(samples, count, 0.05),
-                                    quantile(samples, count, 0.95), count, is_device};
+                                    quantile(samples, count, 0.95), count, clock};
     return CLATTN_SUCCESS;
 }
 
-clattn_status bench_time(struct bench_problem *problem, double seconds, struct bench_timing *timing)
+clattn_status bench_time(struct bench_problem *problem, double seconds, double first,
+                         struct bench_timing *timing)
 {
     bool has_clock = problem->device->opencl != NULL;
     double taken;
-    /* Warm-up: the first call after others, where calls are short. */
-    if (seconds > 0.2) {
+    /* A long first call was warm-up enough. */
+    if (first < seconds) {
         bool is_device = false;
         double start = program_seconds();
         clattn_status status = sample(problem, &is_device, &taken);

@@ -74,6 +74,8 @@ refused 2 "'speed' is not one of pyramid, select" --suite forward,speed
 refused 2 "--len: '10,x' is not a list" --len 10,x
 refused 2 '--q-heads 3 is not a multiple of --kv-heads 2' --q-heads 3 --kv-heads 2
 refused 2 '--budget: a positive number' --budget 0
+"$program" bench --quick --backend cpu --suite dense --len 100 --threads 1 > table 2> stderr || fail "$(cat stderr)"
+grep -q "processor time\$" table || fail "$(cat table)"
 refused 2 'both want standard output' --json --csv
 refused 2 '--device all does not go with --backend cpu' --device all --backend cpu
 refused 2 'does not go with a single --device' --device 0 --backend all
