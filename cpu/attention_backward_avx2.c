@@ -3,7 +3,8 @@
 
 #include "simd_avx2.h"
 
-#include "attention_backward_simd.h"
+#include "attention_backward_key_simd.h"
+#include "attention_backward_query_simd.h"
 #include "kernels_avx2.h"
 
 size_t backward_query_scratch_avx2(const struct backward_job *job, int32_t rows, int32_t heads)

@@ -3,7 +3,8 @@
 
 #include "simd_c.h"
 
-#include "attention_backward_simd.h"
+#include "attention_backward_key_simd.h"
+#include "attention_backward_query_simd.h"
 #include "kernels_c.h"
 
 size_t backward_query_scratch_c(const struct backward_job *job, int32_t rows, int32_t heads)

@@ -108,7 +108,7 @@ static void state_begin(struct forward_state *state)
 struct block_view {
     struct piece piece;
     struct rows key, value;
-    int finite; /* are all values finite? -1: not known yet */
+    bool finite; /* of a partial piece: are all values? */
 };
 
 /* Weights of one lane group: logits become exp(z - row_max). */
@@ -192,25 +192,14 @@ static void add_values_seen(struct forward_state *state, const struct block_view
 static void block_values_rows(struct forward_state *state, const struct block_view *block,
                               const struct panel *panel, int64_t group, int64_t r, int rows)
 {
-    const float *from = state->view.from, *to = state->view.to;
-    int64_t end = r + rows;
-    if (!block->piece.partial) {
-        add_values(state, panel, state->correction + r, group, r, rows, 0, block->piece.count);
-        return;
-    }
-    while (r < end) {
-        float first = from[r], last = to[r];
-        int run = 0;
-        for (; r + run < end && from[r + run] < to[r + run]; run++) {
-            first = fminf(first, from[r + run]);
-            last = fmaxf(last, to[r + run]);
-        }
-        if (block->finite)
-            add_values(state, panel, state->correction + r, group, r, run, (int64_t)first, (int64_t)last);
+    struct view_run run = {.end = r};
+    while (view_run_next(&state->view, &block->piece, r + rows, &run)) {
+        if (!block->piece.partial || block->finite)
+            add_values(state, panel, state->correction + run.row, group, run.row, (int)(run.end - run.row),
+                       run.first, run.last);
         else
-            for (int i = 0; i < run; i++)
-                add_values_seen(state, block, panel, group, r + i);
-        r += MAX(run, 1);
+            for (int64_t row = run.row; row < run.end; row++)
+                add_values_seen(state, block, panel, group, row);
     }
 }
 

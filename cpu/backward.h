@@ -6,10 +6,10 @@
 
 #include "cpu.h"
 
-/* Keys per block of a job. */
+/* Most keys of a piece: a block, or what a block of the caller's boundaries is cut into. */
 static inline int64_t backward_block(const struct backward_job *job)
 {
-    return job->blocks ? job->blocks->block : DENSE_BLOCK;
+    return !job->blocks ? DENSE_BLOCK : job->blocks->starts ? 64 : job->blocks->block;
 }
 
 /* Floats of a row of an accumulator: whole vectors of every variant. */
@@ -25,15 +25,17 @@ struct key_part {
     int64_t first_row, count;
 };
 
-/* One key block of one key head, or a segment of the rows that list it. */
+/* One key block of one key head or a piece of it, or a segment of the rows that list it. */
 struct key_tile {
     const struct sequence *sequence;
     int32_t kv_head;
-    int64_t block; /* its number */
+    int64_t block;        /* its number */
+    int64_t first, count; /* keys of the sequence, at most backward_block() */
     struct key_part *parts;
     int32_t part_count;
     const float *delta; /* [q_len][q_heads] D of the sequence */
-    float *dk, *dv;     /* [block][gradient_stride(dim or dim_v)], to be added to */
+    float *dk, *dv;     /* [block][gradient_stride(dim or dim_v)], to be added to; unused without job->dk */
+    double *dbias;      /* [group] sums of dS, to be added to; NULL: not wanted */
 };
 
 /* Gradient of one row: float32 values to the tensor's dtype, added when the job accumulates. */

@@ -101,12 +101,6 @@ clattn_status cpu_gather(clattn_context *context, const struct gather_job *job);
 clattn_status cpu_merge(clattn_context *context, const struct merge_job *job);
 clattn_status cpu_backward(clattn_context *context, const struct backward_job *job);
 
-/* Options, element masks and block boundaries of the caller: the vectorised kernels do not know them. */
-static inline bool reference_only(const struct problem *problem, const clattn_blocks *blocks)
-{
-    return has_options(&problem->options) || (blocks && (blocks->mask || blocks->starts));
-}
-
 int cpu_threads(const clattn_context *context); /* that a parallel region of this context uses */
 void *cpu_scratch(size_t bytes);                /* 64-byte aligned, released by free */
 

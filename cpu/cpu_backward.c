@@ -13,12 +13,14 @@
 #include "inverse.h"
 #include "reference.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* One piece of work of the second half. */
 struct item {
     int64_t sequence, block;
+    int64_t key, keys; /* first key of the piece, and their number */
     int32_t kv_head;
     int32_t part_count;
     int64_t first_part; /* index into parts */
@@ -36,6 +38,7 @@ struct plan {
     struct key_part *parts;
     int64_t item_count, part_count, partial_count;
     float *partial;
+    double *dbias;                /* [items][group]; NULL: not wanted */
     int64_t dk_floats, dv_floats; /* of one accumulator */
 };
 
@@ -47,6 +50,7 @@ static void plan_free(struct plan *plan)
     free(plan->items);
     free(plan->parts);
     free(plan->partial);
+    free(plan->dbias);
 }
 
 void gradient_row_write(const struct backward_job *job, const clattn_tensor *tensor, int64_t batch, int64_t row,
@@ -95,18 +99,28 @@ static int64_t segment_pairs(const struct plan *plan)
     return MAX(4096, (plan->dk_floats + plan->dv_floats) * (int64_t)sizeof(float) / 4);
 }
 
-/* The rows that list a block, by list head; returns how many parts there are. */
-static int32_t block_parts(const struct plan *plan, int64_t s, int32_t kv_head, int64_t block,
-                           struct key_part *parts)
+/* Query rows of a sequence that see any of the keys first .. end - 1. */
+static struct key_part seeing_rows(const struct problem *problem, const struct sequence *sequence,
+                                   int32_t kv_head, int64_t first, int64_t end)
 {
+    int64_t shift = sequence->kv_len - sequence->q_len, window = problem->options.window;
+    int64_t from = problem->causal ? first : window ? first - window + 1 : shift; /* positions of rows */
+    int64_t to = window ? end - 1 + window : sequence->kv_len;
+    from = MAX(from - shift, 0);
+    to = MIN(to - shift, sequence->q_len);
+    return (struct key_part){kv_head * problem->group, problem->group, NULL, from, MAX(to - from, 0)};
+}
+
+/* The rows that list a block, by list head; returns how many parts there are. */
+static int32_t block_parts(const struct plan *plan, const struct item *item, struct key_part *parts)
+{
+    int64_t s = item->sequence;
+    int32_t kv_head = item->kv_head;
     const struct backward_job *job = plan->job;
     const struct problem *problem = job->problem;
-    const struct sequence *sequence = &problem->sequences[s];
     const clattn_blocks *blocks = job->blocks;
     if (!blocks) {
-        int64_t first = problem->causal ? MAX(block * DENSE_BLOCK - sequence->kv_len + sequence->q_len, 0) : 0;
-        parts[0] = (struct key_part){kv_head * problem->group, problem->group, NULL, first,
-                                     MAX(sequence->q_len - first, 0)};
+        parts[0] = seeing_rows(problem, &problem->sequences[s], kv_head, item->key, item->key + item->keys);
         return 1;
     }
     bool per_query_head = blocks->heads == problem->q_heads;
@@ -114,7 +128,7 @@ static int32_t block_parts(const struct plan *plan, int64_t s, int32_t kv_head, 
     for (int32_t n = 0; n < count; n++) {
         int32_t head = kv_head * problem->group + n * heads;
         int32_t list_head = (int32_t)((int64_t)head * blocks->heads / problem->q_heads);
-        int64_t bin = inverse_bin(&plan->inverse, problem, blocks, s, list_head, block);
+        int64_t bin = inverse_bin(&plan->inverse, problem, blocks, s, list_head, item->block);
         int64_t first = plan->inverse.first[bin];
         parts[n] =
             (struct key_part){head, heads, plan->inverse.rows + first, 0, plan->inverse.first[bin + 1] - first};
@@ -122,13 +136,11 @@ static int32_t block_parts(const struct plan *plan, int64_t s, int32_t kv_head, 
     return count;
 }
 
-/* Cuts one block into items; items or parts NULL: only counts. */
-static void block_items(struct plan *plan, int64_t s, int32_t kv_head, int64_t block, struct key_part *parts,
-                        bool place)
+/* Cuts the rows of one piece into items; place false: only counts. */
+static void piece_items(struct plan *plan, struct item item, struct key_part *parts, bool place)
 {
-    int32_t count = block_parts(plan, s, kv_head, block, parts), segments = 0;
+    int32_t count = block_parts(plan, &item, parts), segments = 0;
     int64_t q_block = plan->job->problem->q_block, most = MAX(segment_pairs(plan) / q_block, 1), total = 0;
-    struct item item = {.sequence = s, .block = block, .kv_head = kv_head};
     for (int32_t n = 0; n < count; n++) {
         total += parts[n].count;
         segments += (int32_t)ceil_div(parts[n].count, most);
@@ -168,10 +180,16 @@ static void all_items(struct plan *plan, struct key_part *parts, bool place)
 {
     const struct problem *problem = plan->job->problem;
     plan->item_count = plan->part_count = plan->partial_count = 0;
-    for (int64_t s = 0; s < problem->count; s++)
+    for (int64_t s = 0; s < problem->count; s++) {
+        struct key_blocks keys = key_blocks_listed(plan->job->blocks, &problem->sequences[s]);
         for (int32_t h = 0; h < problem->kv_heads; h++)
-            for (int64_t b = 0; b < ceil_div(problem->sequences[s].kv_len, backward_block(plan->job)); b++)
-                block_items(plan, s, h, b, parts, place);
+            for (int64_t b = 0; b < keys.count; b++) {
+                int64_t most = backward_block(plan->job), end = key_block_end(&keys, b);
+                for (int64_t key = key_block_first(&keys, b); key < end; key += most)
+                    piece_items(plan, (struct item){s, b, key, MIN(most, end - key), h, 0, 0, 0, 0, 0}, parts,
+                                place);
+            }
+    }
 }
 
 static clattn_status plan_items(clattn_context *context, struct plan *plan)
@@ -184,8 +202,10 @@ static clattn_status plan_items(clattn_context *context, struct plan *plan)
         plan->parts = malloc((size_t)(plan->part_count + 1) * sizeof *plan->parts);
         size_t floats = (size_t)(plan->partial_count * (plan->dk_floats + plan->dv_floats));
         plan->partial = calloc(floats + 1, sizeof *plan->partial);
+        if (plan->job->dbias)
+            plan->dbias = calloc((size_t)(plan->item_count * problem->group + 1), sizeof(double));
     }
-    if (!plan->items || !plan->parts || !plan->partial) {
+    if (!plan->items || !plan->parts || !plan->partial || !plan->dbias != !plan->job->dbias) {
         free(parts);
         return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %lld key blocks",
                     (long long)plan->item_count);
@@ -212,7 +232,7 @@ static clattn_status plan_make(clattn_context *context, const struct backward_jo
     plan->delta = malloc((size_t)(rows * problem->q_heads + 1) * sizeof *plan->delta);
     if (!plan->delta)
         return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %lld query rows", (long long)rows);
-    if (!job->dk) return CLATTN_SUCCESS;
+    if (!job->dk && !job->dbias) return CLATTN_SUCCESS;
     if (job->blocks) {
         clattn_status status = inverse_make(context, problem, job->blocks, job->blocks->indices.host,
                                             job->blocks->counts.host, &plan->inverse);
@@ -227,7 +247,7 @@ static int run_queries(const struct cpu_kernels *kernels, const struct plan *pla
 {
     const struct backward_job *job = plan->job;
     const struct problem *problem = job->problem;
-    struct tiling tiling = tiling_of(problem, job->blocks, kernels->forward_rows, 1);
+    struct tiling tiling = tiling_of(problem, job->blocks, kernels->forward_rows, kernels->union_rows);
     size_t bytes = kernels->backward_query_scratch(job, tiling.rows, tiling.heads);
     int failed = 0;
     (void)threads;
@@ -252,16 +272,14 @@ static int run_queries(const struct cpu_kernels *kernels, const struct plan *pla
     return failed;
 }
 
-/* Writes the gradients of one block's keys and values. */
+/* Writes the gradients of one piece's keys and values. */
 static void write_block(const struct plan *plan, const struct item *item, const float *dk, const float *dv)
 {
     const struct backward_job *job = plan->job;
     const struct problem *problem = job->problem;
     const struct sequence *sequence = &problem->sequences[item->sequence];
-    int64_t first = item->block * backward_block(job),
-            keys = MIN(backward_block(job), sequence->kv_len - first);
-    for (int64_t j = 0; j < keys; j++) {
-        int64_t row = sequence->k_row + first + j;
+    for (int64_t j = 0; j < item->keys; j++) {
+        int64_t row = sequence->k_row + item->key + j;
         gradient_row_write(job, job->dk, sequence->batch, row, item->kv_head,
                            dk + j * gradient_stride(problem->dim));
         gradient_row_write(job, job->dv, sequence->batch, row, item->kv_head,
@@ -274,17 +292,21 @@ static void run_item(const struct cpu_kernels *kernels, const struct plan *plan,
 {
     int64_t floats = plan->dk_floats + plan->dv_floats;
     bool is_whole = item->segments == 1;
-    struct key_tile tile = {.sequence = &plan->job->problem->sequences[item->sequence],
-                            .kv_head = item->kv_head,
-                            .block = item->block,
-                            .parts = plan->parts + item->first_part,
-                            .part_count = item->part_count,
-                            .delta = plan->delta + plan->delta_base[item->sequence],
-                            .dk = is_whole ? own : plan->partial + item->partial * floats};
+    struct key_tile tile = {
+        .sequence = &plan->job->problem->sequences[item->sequence],
+        .kv_head = item->kv_head,
+        .block = item->block,
+        .first = item->key,
+        .count = item->keys,
+        .parts = plan->parts + item->first_part,
+        .part_count = item->part_count,
+        .delta = plan->delta + plan->delta_base[item->sequence],
+        .dk = is_whole ? own : plan->partial + item->partial * floats,
+        .dbias = plan->dbias ? plan->dbias + (item - plan->items) * plan->job->problem->group : NULL};
     tile.dv = tile.dk + plan->dk_floats;
     if (is_whole) memset(own, 0, (size_t)floats * sizeof *own);
     kernels->backward_key(plan->job, &tile, scratch);
-    if (is_whole) write_block(plan, item, tile.dk, tile.dv);
+    if (is_whole && plan->job->dk) write_block(plan, item, tile.dk, tile.dv);
 }
 
 /* Adds up the segments of the block whose first one is `item`. */
@@ -295,7 +317,7 @@ static void merge_item(const struct plan *plan, const struct item *item)
     for (int32_t segment = 1; segment < item->segments; segment++)
         for (int64_t n = 0; n < floats; n++)
             sum[n] += sum[segment * floats + n];
-    write_block(plan, item, sum, sum + plan->dk_floats);
+    if (plan->job->dk) write_block(plan, item, sum, sum + plan->dk_floats);
 }
 
 static int run_keys(const struct cpu_kernels *kernels, const struct plan *plan, int threads)
@@ -324,19 +346,68 @@ static int run_keys(const struct cpu_kernels *kernels, const struct plan *plan, 
     return failed;
 }
 
+/* ---- gradients of the options ---- */
+
+static void clear(const clattn_tensor *tensor)
+{
+    for (int64_t b = 0; b < tensor->batch; b++)
+        for (int64_t i = 0; i < tensor->len; i++)
+            for (int64_t h = 0; h < tensor->heads; h++)
+                *(float *)tensor_row(tensor, b, i, h) = 0;
+}
+
+/* Sums of the items' shares, in their order. */
+static void write_dbias(const struct plan *plan)
+{
+    const clattn_tensor *dbias = plan->job->dbias;
+    const struct problem *problem = plan->job->problem;
+    if (!plan->job->accumulate) clear(dbias);
+    for (int64_t n = 0; n < plan->item_count; n++) {
+        const struct item *item = &plan->items[n];
+        int64_t batch = dbias->batch == 1 ? 0 : problem->sequences[item->sequence].batch;
+        for (int32_t g = 0; g < problem->group; g++) {
+            float *to = tensor_row(dbias, batch, item->block, item->kv_head * problem->group + g);
+            *to = (float)((double)*to + plan->dbias[n * problem->group + g]);
+        }
+    }
+}
+
+/* dsink = - sum over rows of exp(sink - lse) D, head by head. */
+static void write_dsink(const struct plan *plan, int threads)
+{
+    const struct backward_job *job = plan->job;
+    const struct problem *problem = job->problem;
+    (void)threads;
+    if (!job->accumulate) clear(job->dsink);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int32_t head = 0; head < problem->q_heads; head++) {
+        double sink = (double)*(float *)tensor_row(problem->options.sink, 0, 0, head), sum = 0;
+        for (int64_t s = 0; s < problem->count; s++) {
+            const struct sequence *sequence = &problem->sequences[s];
+            const float *delta = plan->delta + plan->delta_base[s];
+            for (int64_t i = 0; i < sequence->q_len; i++) {
+                double lse = (double)*(float *)tensor_row(job->lse, sequence->batch, sequence->q_row + i, head);
+                if (lse > -INFINITY) sum -= exp(sink - lse) * (double)delta[i * problem->q_heads + head];
+            }
+        }
+        float *to = tensor_row(job->dsink, 0, 0, head);
+        *to = (float)((double)*to + sum);
+    }
+}
+
 clattn_status cpu_backward(clattn_context *context, const struct backward_job *job)
 {
     const struct cpu_kernels *kernels = cpu_kernels_of(context);
     int threads = cpu_threads(context), failed = 0;
     struct plan plan;
-    bool is_plain =
-        kernels->backward_key && !reference_only(job->problem, job->blocks) && job->compensation == 0;
-    if (!is_plain) return backward_ref(context, job);
+    if (!kernels->backward_key || job->compensation != 0) return backward_ref(context, job);
     clattn_status status = plan_make(context, job, &plan);
     if (!status) {
         deltas(&plan, threads);
         if (job->dq) failed = run_queries(kernels, &plan, threads);
-        if (job->dk) failed |= run_keys(kernels, &plan, threads);
+        if (job->dk || job->dbias) failed |= run_keys(kernels, &plan, threads);
+        if (job->dbias) write_dbias(&plan);
+        if (job->dsink) write_dsink(&plan, threads);
         if (failed)
             status =
                 fail(context, CLATTN_OUT_OF_MEMORY, "no memory for the scratch space of %d threads", threads);

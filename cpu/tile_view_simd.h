@@ -142,7 +142,13 @@ static inline float relative_coordinate(int64_t x, int64_t origin)
     return (float)MAX(MIN(x - origin, 1 << 20), -(1 << 20));
 }
 
-/* The element mask in floats. Coordinate -1, of a row without a token, lies below every bound. */
+/* Coordinate -1, of a row without a token, lies below every bound. */
+static inline float view_coordinate(int32_t x, int32_t origin)
+{
+    return x < 0 ? -0x1p22f : relative_coordinate(x, origin);
+}
+
+/* The element mask in floats. */
 static inline void view_windows(struct tile_view *view, const struct piece *piece)
 {
     const struct forward_tile *tile = view->tile;
@@ -152,9 +158,7 @@ static inline void view_windows(struct tile_view *view, const struct piece *piec
     const int32_t *window = (const int32_t *)mask->window.host + (tile->sequence->q_row + tile->row) * 2 * AXES;
     for (int64_t j = 0; j < piece->count; j++)
         for (int a = 0; a < AXES; a++)
-            view->coordinate[j * AXES + a] = coordinate[j * AXES + a] < 0
-                                                 ? -0x1p22f
-                                                 : relative_coordinate(coordinate[j * AXES + a], coordinate[a]);
+            view->coordinate[j * AXES + a] = view_coordinate(coordinate[j * AXES + a], coordinate[a]);
     for (int64_t r = 0, i = 0; i < tile->rows; i++)
         for (int32_t head = 0; head < tile->heads; head++, r++)
             for (int a = 0; a < 2 * AXES; a++)
@@ -214,6 +218,31 @@ static inline bool view_sees(const struct tile_view *view, const struct piece *p
             return false;
     }
     return true;
+}
+
+/* Rows that follow each other and see something of a piece, and the keys that at least one of them sees. */
+struct view_run {
+    int64_t row, end;    /* the walk goes on from `end` */
+    int64_t first, last; /* keys first .. last - 1 */
+};
+
+static inline bool view_run_next(const struct tile_view *view, const struct piece *piece, int64_t end,
+                                 struct view_run *run)
+{
+    const float *from = view->from, *to = view->to;
+    int64_t row = run->end;
+    if (!piece->partial) {
+        *run = (struct view_run){row, end, 0, piece->count};
+        return row < end;
+    }
+    while (row < end && from[row] >= to[row])
+        row++;
+    *run = (struct view_run){row, row, piece->count, 0};
+    for (; run->end < end && from[run->end] < to[run->end]; run->end++) {
+        run->first = MIN(run->first, (int64_t)from[run->end]);
+        run->last = MAX(run->last, (int64_t)to[run->end]);
+    }
+    return row < end;
 }
 
 /* Do logits of the piece need view_logits? */

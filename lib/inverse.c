@@ -9,7 +9,7 @@ static void pairs_visit(const struct problem *problem, const clattn_blocks *bloc
 {
     for (int64_t s = 0; s < problem->count; s++) {
         const struct sequence *sequence = &problem->sequences[s];
-        int64_t available = ceil_div(sequence->kv_len, blocks->block);
+        int64_t available = key_blocks_listed(blocks, sequence).count;
         for (int64_t row = 0; row < ceil_div(sequence->q_len, blocks->q_block); row++)
             for (int32_t head = 0; head < blocks->heads; head++) {
                 int64_t list = (sequence->list_row + row) * blocks->heads + head;
@@ -31,7 +31,7 @@ clattn_status inverse_make(clattn_context *context, const struct problem *proble
     if (!inverse->bins) goto failed;
     for (int64_t s = 0; s < problem->count; s++) {
         inverse->bins[s] = bins;
-        bins += ceil_div(problem->sequences[s].kv_len, blocks->block) * blocks->heads;
+        bins += key_blocks_listed(blocks, &problem->sequences[s]).count * blocks->heads;
     }
     inverse->bins[problem->count] = bins;
     inverse->first = calloc((size_t)bins + 2, sizeof *inverse->first);

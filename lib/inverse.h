@@ -2,7 +2,7 @@
 #ifndef CLATTN_LIB_INVERSE_H
 #define CLATTN_LIB_INVERSE_H
 
-#include "internal.h"
+#include "key_blocks.h"
 
 /* Block lists the other way round: which list rows a block is listed in. A list head of a sequence with b
  * blocks has b consecutive bins; rows of a bin ascend. Built by a counting sort: 4 bytes a listed pair and 8 a
@@ -21,7 +21,7 @@ void inverse_free(struct inverse *inverse);
 static inline int64_t inverse_bin(const struct inverse *inverse, const struct problem *problem,
                                   const clattn_blocks *blocks, int64_t s, int32_t list_head, int64_t block)
 {
-    return inverse->bins[s] + list_head * ceil_div(problem->sequences[s].kv_len, blocks->block) + block;
+    return inverse->bins[s] + list_head * key_blocks_listed(blocks, &problem->sequences[s]).count + block;
 }
 
 #endif

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: MIT */
+/* Gradients of keys, values and biases, vectorised: the keys of one block, or of a piece of it, and all rows
+ * that list it.
+ *
+ * The keys are lanes; for ROWS rows at a time
+ *     logits [row][lanes] = k . q,   dp [row][lanes] = v . dout
+ *     dv [lane][dim_v] += sum over rows of P dout,   dk [lane][dim] += sum over rows of dx q
+ *
+ * Sums over many rows go through a second accumulator, so that a chain of float32 additions stays short. What a
+ * row does not see gets the logit -infinity, as in tile_view_simd.h; windows of a neighborhood are relative to
+ * the coordinates of the piece's first key.
+ *
+ * Included by attention_backward_<variant>.c after a vector layer. */
+
+#include "attention_backward_simd.h"
+
+enum { ROWS = 64, CHAIN = 16 }; /* rows at a time; packs of rows until the inner accumulator is emptied */
+
+struct key_state {
+    const struct backward_job *job;
+    const struct key_tile *tile;
+    int64_t keys, rows; /* of the piece; packed so far */
+    int64_t lanes;      /* keys, rounded up */
+    int packs;          /* since the inner accumulators were emptied */
+    int64_t dk_stride, dv_stride;
+    float *k, *v;       /* [lane group][dim or dim_v][lanes] */
+    float *z, *dp;      /* [ROWS][lanes] of one lane group */
+    float *dk, *dv;     /* inner accumulators [keys][stride] */
+    float *q, *dout;    /* [ROWS] packed rows */
+    float *lse, *delta; /* [ROWS] */
+    float *from, *to;   /* [ROWS] keys that the row sees */
+    float *bias;        /* [ROWS] */
+    float *window;      /* [ROWS][2 * AXES] lo and hi */
+    float *lane_index;  /* [lanes] 0, 1 ... */
+    float *coordinate;  /* [AXES][lanes] */
+    float *slope;       /* [lanes] of the soft cap */
+    float *ds;          /* [ROWS][WIDTH] sums of dS */
+    int32_t head[ROWS];
+    bool partial; /* some packed row does not see all keys */
+};
+
+static size_t key_layout(const struct backward_job *job, char *memory, struct key_state *state)
+{
+    const struct problem *problem = job->problem;
+    int64_t lanes = round_up(backward_block(job), LANES_MAX);
+    char *start = memory;
+    state->dk_stride = gradient_stride(problem->dim);
+    state->dv_stride = gradient_stride(problem->dim_v);
+    state->k = part(&memory, lanes * problem->dim);
+    state->v = part(&memory, lanes * problem->dim_v);
+    state->z = part(&memory, LANES_MAX * ROWS);
+    state->dp = part(&memory, LANES_MAX * ROWS);
+    state->dk = part(&memory, lanes * state->dk_stride);
+    state->dv = part(&memory, lanes * state->dv_stride);
+    state->q = part(&memory, ROWS * packed_stride(problem->dim));
+    state->dout = part(&memory, ROWS * packed_stride(problem->dim_v));
+    state->lse = part(&memory, ROWS);
+    state->delta = part(&memory, ROWS);
+    state->from = part(&memory, ROWS);
+    state->to = part(&memory, ROWS);
+    state->bias = part(&memory, ROWS);
+    state->window = part(&memory, ROWS * 2 * AXES);
+    state->lane_index = part(&memory, lanes);
+    state->coordinate = part(&memory, lanes * AXES);
+    state->slope = part(&memory, LANES_MAX);
+    state->ds = part(&memory, ROWS * WIDTH);
+    state->lanes = lanes;
+    return (size_t)(memory - start);
+}
+
+static size_t backward_key_scratch_simd(const struct backward_job *job)
+{
+    struct key_state state;
+    return key_layout(job, NULL, &state);
+}
+
+/* Coordinates of key j of the piece. */
+static const int32_t *key_coordinate(const struct key_state *state, int64_t j)
+{
+    const struct key_tile *tile = state->tile;
+    return (const int32_t *)state->job->blocks->mask->coordinate.host +
+           (tile->sequence->k_row + tile->first + j) * AXES;
+}
+
+static void key_coordinates(struct key_state *state)
+{
+    const int32_t *origin = key_coordinate(state, 0);
+    for (int a = 0; a < AXES; a++)
+        for (int64_t lane = 0; lane < state->lanes; lane++)
+            state->coordinate[a * state->lanes + lane] =
+                lane < state->keys ? view_coordinate(key_coordinate(state, lane)[a], origin[a]) : 0;
+}
+
+static void key_begin(struct key_state *state)
+{
+    const struct backward_job *job = state->job;
+    const struct problem *problem = job->problem;
+    const struct sequence *sequence = state->tile->sequence;
+    int64_t first = state->tile->first;
+    int32_t kv_head = state->tile->kv_head;
+    state->keys = state->tile->count;
+    for (int64_t lane = 0; lane < state->lanes; lane++)
+        state->lane_index[lane] = (float)lane;
+    if (job->blocks && job->blocks->mask) key_coordinates(state);
+    for (int64_t group = 0; group < state->keys; group += LANES_MAX) {
+        int64_t left = MIN(state->keys - group, LANES_MAX), lanes = lane_vectors(left) * WIDTH;
+        float *k = state->k + group * problem->dim, *v = state->v + group * problem->dim_v;
+        for (int64_t lane = 0; lane < left; lane++) {
+            int64_t row = sequence->k_row + first + group + lane;
+            query_pack(tensor_row(job->k, sequence->batch, row, kv_head), job->k->dtype, problem->dim, k, lanes,
+                       lane);
+            query_pack(tensor_row(job->v, sequence->batch, row, kv_head), job->v->dtype, problem->dim_v, v,
+                       lanes, lane);
+        }
+        query_pad(problem->dim, k, lanes, left);
+        query_pad(problem->dim_v, v, lanes, left);
+    }
+    memset(state->dk, 0, (size_t)(state->keys * state->dk_stride) * sizeof(float));
+    memset(state->dv, 0, (size_t)(state->keys * state->dv_stride) * sizeof(float));
+}
+
+/* Empties the inner accumulators into the tile's. */
+static void key_flush(struct key_state *state)
+{
+    float *const from[] = {state->dk, state->dv}, *const to[] = {state->tile->dk, state->tile->dv};
+    const int64_t count[] = {state->keys * state->dk_stride, state->keys * state->dv_stride};
+    for (int which = 0; which < 2; which++)
+        for (int64_t n = 0; n < count[which]; n++) {
+            to[which][n] += from[which][n];
+            from[which][n] = 0;
+        }
+    state->packs = 0;
+}
+
+/* Soft cap, bias and what is not seen, for row r and one vector of keys from `lane` on. */
+static void key_logits(const struct key_state *state, int64_t r, int64_t lane, float *z)
+{
+    const struct options *options = &state->job->problem->options;
+    vec minus_infinity = vec_set(-INFINITY), x = vec_load(z), at = vec_load(state->lane_index + lane);
+    if (options->softcap != 0) {
+        vec slope;
+        x = vec_tanh(vec_mul(x, vec_set(fminf(1 / options->softcap, FLT_MAX))), &slope);
+        x = vec_mul(x, vec_set(options->softcap));
+        vec_store(state->slope, slope);
+    }
+    if (options->bias) x = vec_add(x, vec_set(state->bias[r]));
+    x = vec_where_less(at, vec_set(state->to[r]), x, minus_infinity);
+    x = vec_where_less(at, vec_set(state->from[r]), minus_infinity, x);
+    for (int a = 0; a < AXES && state->job->blocks && state->job->blocks->mask; a++) {
+        const float *window = state->window + (r * AXES + a) * 2;
+        at = vec_load(state->coordinate + a * state->lanes + lane);
+        x = vec_where_less(at, vec_set(window[0]), minus_infinity, x);
+        x = vec_where_less(at, vec_set(window[1]), x, minus_infinity);
+    }
+    vec_store(z, x);
+}
+
+/* Sums of dS of the packed rows into the heads' biases. */
+static void key_add_bias(struct key_state *state)
+{
+    for (int64_t r = 0; r < state->rows; r++)
+        for (int n = 0; n < WIDTH; n++)
+            state->tile->dbias[state->head[r] - state->tile->kv_head * state->job->problem->group] +=
+                (double)state->ds[r * WIDTH + n];
+}
+
+/* z -> P and dp -> dx of the packed rows, for the lane group that begins at key `group`. */
+static void key_gradients(struct key_state *state, int64_t group, int vectors)
+{
+    const struct problem *problem = state->job->problem;
+    bool bends = problem->options.softcap != 0;
+    bool changes = state->partial || bends || problem->options.bias;
+    int64_t lanes = vectors * WIDTH;
+    for (int64_t r = 0; r < state->rows; r++)
+        for (int n = 0; n < vectors; n++) {
+            float *z = state->z + r * lanes + n * WIDTH, *ds = state->ds + r * WIDTH;
+            if (changes) key_logits(state, r, group + n * WIDTH, z);
+            vec sum =
+                gradients_of_logits(z, state->dp + r * lanes + n * WIDTH, vec_set(state->lse[r]),
+                                    vec_set(state->delta[r]), bends ? state->slope : NULL, problem->scale);
+            if (state->tile->dbias) vec_store(ds, vec_add(group || n ? vec_load(ds) : vec_zero(), sum));
+        }
+}
+
+/* The packed rows give what they have to all keys of the piece. */
+static void key_pack_done(struct key_state *state)
+{
+    const struct problem *problem = state->job->problem;
+    struct float_rows q = {state->q, packed_stride(problem->dim)},
+                      dout = {state->dout, packed_stride(problem->dim_v)};
+    for (int64_t group = 0; group < state->keys && state->rows; group += LANES_MAX) {
+        int vectors = lane_vectors(state->keys - group);
+        int64_t lanes = vectors * WIDTH, left = MIN(state->keys - group, lanes);
+        for (int64_t r = 0; r < state->rows;)
+            r += dot_rows(state->k + group * problem->dim, problem->dim, vectors, q.data + r * q.stride,
+                          q.stride, state->rows - r, problem->scale, state->z + r * lanes);
+        for (int64_t r = 0; r < state->rows;)
+            r += dot_rows(state->v + group * problem->dim_v, problem->dim_v, vectors,
+                          dout.data + r * dout.stride, dout.stride, state->rows - r, 1, state->dp + r * lanes);
+        key_gradients(state, group, vectors);
+        if (!state->job->dk) continue;
+        add_weighted(state->z, lanes, dout, state->rows, problem->dim_v, state->dv + group * state->dv_stride,
+                     state->dv_stride, left);
+        add_weighted(state->dp, lanes, q, state->rows, problem->dim, state->dk + group * state->dk_stride,
+                     state->dk_stride, left);
+    }
+    if (state->tile->dbias) key_add_bias(state);
+    state->rows = 0;
+    state->partial = false;
+    if (++state->packs == CHAIN) key_flush(state);
+}
+
+/* Is the block cut for the rows of a list? */
+static bool key_is_cut(const struct key_state *state, int64_t i)
+{
+    const clattn_blocks *blocks = state->job->blocks;
+    int64_t list = state->tile->sequence->list_row + i / blocks->q_block; /* masks need one list head */
+    const int32_t *indices = (const int32_t *)blocks->indices.host + list * blocks->topk;
+    int32_t low = 0, high = ((const int32_t *)blocks->counts.host)[list];
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (indices[middle] < state->tile->block)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return ((const unsigned char *)blocks->mask->cut.host)[list * blocks->topk + low];
+}
+
+static void key_window(struct key_state *state, int64_t i)
+{
+    const int32_t *window =
+        (const int32_t *)state->job->blocks->mask->window.host + (state->tile->sequence->q_row + i) * 2 * AXES;
+    const int32_t *origin = key_coordinate(state, 0);
+    float *to = state->window + state->rows * 2 * AXES;
+    bool is_cut = key_is_cut(state, i);
+    for (int a = 0; a < 2 * AXES; a++)
+        to[a] = is_cut ? relative_coordinate(window[a], origin[a / 2]) : a % 2 ? INFINITY : -INFINITY;
+    state->partial |= is_cut;
+}
+
+static void key_row(struct key_state *state, int64_t i, int32_t head)
+{
+    const struct backward_job *job = state->job;
+    const struct problem *problem = job->problem;
+    const struct sequence *sequence = state->tile->sequence;
+    const clattn_tensor *bias = problem->options.bias;
+    int64_t from = first_visible_key(problem, sequence, i) - state->tile->first,
+            to = visible_keys(problem, sequence, i) - state->tile->first;
+    int64_t row = sequence->q_row + i, n = state->rows;
+    float lse = *(const float *)tensor_row(job->lse, sequence->batch, row, head);
+    if (to <= 0 || from >= state->keys || lse == -INFINITY) return;
+    rows_pack(tensor_row(job->q, sequence->batch, row, head), job->q->dtype, 0, 1, problem->dim,
+              state->q + n * packed_stride(problem->dim));
+    rows_pack(tensor_row(job->dout, sequence->batch, row, head), job->dout->dtype, 0, 1, problem->dim_v,
+              state->dout + n * packed_stride(problem->dim_v));
+    state->lse[n] = lse;
+    state->delta[n] = state->tile->delta[i * problem->q_heads + head];
+    state->from[n] = (float)MAX(from, 0);
+    state->to[n] = (float)MIN(to, state->keys);
+    state->head[n] = head;
+    state->partial |= from > 0 || to < state->keys;
+    if (bias)
+        state->bias[n] =
+            *(const float *)tensor_row(bias, bias->batch == 1 ? 0 : sequence->batch, state->tile->block, head);
+    if (job->blocks && job->blocks->mask) key_window(state, i);
+    if (++state->rows == ROWS) key_pack_done(state);
+}
+
+static void backward_key_simd(const struct backward_job *job, const struct key_tile *tile, void *scratch)
+{
+    struct key_state state = {.job = job, .tile = tile};
+    int32_t q_block = job->problem->q_block;
+    key_layout(job, scratch, &state);
+    key_begin(&state);
+    for (int32_t part_index = 0; part_index < tile->part_count; part_index++) {
+        const struct key_part *p = &tile->parts[part_index];
+        for (int64_t n = 0; n < p->count; n++) {
+            int64_t row = (p->rows ? p->rows[n] : p->first_row + n) * q_block;
+            for (int64_t i = row; i < MIN(row + q_block, tile->sequence->q_len); i++)
+                for (int32_t head = p->head; head < p->head + p->heads; head++)
+                    key_row(&state, i, head);
+        }
+    }
+    key_pack_done(&state);
+    key_flush(&state);
+}
