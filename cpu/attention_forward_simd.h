@@ -156,6 +156,7 @@ static struct float_rows value_panel(const struct forward_state *state, const st
 
 struct panel {
     struct float_rows value;
+    struct ahead ahead;
     int64_t d; /* first column */
     int vectors;
 };
@@ -167,8 +168,9 @@ static void add_values(struct forward_state *state, const struct panel *panel, c
     int64_t lanes = lane_vectors(state->rows - group) * WIDTH;
     const float *p = state->logits + group * state->block + (r - group);
     struct float_rows from = {panel->value.data + first * panel->value.stride, panel->value.stride};
-    weighted_sum(p + first * lanes, lanes, from, MAX(end - first, 0), correction,
-                 state->out + r * state->out_stride + panel->d, state->out_stride, rows, panel->vectors);
+    weighted_sum_ahead(p + first * lanes, lanes, from, MAX(end - first, 0), correction,
+                       state->out + r * state->out_stride + panel->d, state->out_stride, panel->ahead, rows,
+                       panel->vectors);
 }
 
 /* One row, run by run of the keys that it sees: what it does not see must not matter, even where it is NaN. */
@@ -203,21 +205,35 @@ static void block_values_rows(struct forward_state *state, const struct block_vi
     }
 }
 
+/* Shares the lines of the next piece's keys among the calls of block_values_rows: call `n` of `calls`
+ * prefetches one line of each row while it computes, and further ones before. */
+static struct ahead share_lines(const struct rows *next, int64_t n, int64_t calls, bool before)
+{
+    int64_t from = next ? n * row_lines(next) / calls : 0, to = next ? (n + 1) * row_lines(next) / calls : 0;
+    static const char nothing;
+    struct ahead none = {&nothing, 0};
+    if (from == to) return none;
+    prefetch_lines(next, from, before ? to : to - 1);
+    return before ? none : (struct ahead){next->data + (to - 1) * LINE, stride_bytes(next)};
+}
+
 /* out = out * correction + weights * values; meanwhile the next piece's keys are prefetched. */
 static void block_values(struct forward_state *state, struct block_view *block, const struct rows *next)
 {
-    int64_t panels = ceil_div(state->out_stride, 2 * WIDTH);
-    int64_t panel_keys = next ? ceil_div(next->count, panels) : 0;
+    int64_t panels = ceil_div(state->out_stride, 2 * WIDTH), call = 0;
+    int64_t groups = state->rows / LANES_MAX, rest = state->rows % LANES_MAX;
+    int64_t calls = panels * (groups * ceil_div(LANES_MAX, PV_ROWS) + ceil_div(rest, PV_ROWS));
     if (block->piece.partial) block->finite = rows_finite(&block->value);
     for (int64_t n = 0; n < panels; n++) {
         struct panel panel = {.d = n * 2 * WIDTH};
         panel.vectors = state->out_stride - panel.d > WIDTH ? 2 : 1;
-        prefetch_rows(next, n * panel_keys, panel_keys);
         panel.value = value_panel(state, &block->value, (int32_t)panel.d, panel.vectors);
         for (int64_t group = 0; group < state->rows; group += LANES_MAX) {
             int64_t end = MIN(group + LANES_MAX, state->rows);
-            for (int64_t r = group; r < end; r += PV_ROWS)
+            for (int64_t r = group; r < end; r += PV_ROWS) {
+                panel.ahead = share_lines(next, call++, calls, block->piece.partial);
                 block_values_rows(state, block, &panel, group, r, (int)MIN(PV_ROWS, end - r));
+            }
         }
     }
 }

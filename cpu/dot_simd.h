@@ -47,8 +47,13 @@ static inline void query_pad(int32_t dim, float *q, int64_t lanes, int64_t from)
 
 /* ---- logits ---- */
 
+/* AHEAD_STEPS steps of d prefetch one line of the next AHEAD_STEPS rows: a float32 row has a line every 16
+ * steps. */
+enum { AHEAD_STEPS = 16 };
+
 ALWAYS_INLINE void dot_tile(const float *q, int32_t dim, const float *key, int64_t stride, float scale,
-                            float *logits, const int rows, const int vectors)
+                            float *logits, struct ahead ahead, int64_t ahead_bytes, const int rows,
+                            const int vectors)
 {
     vec sum[16][2];
     const float *base[6]; /* every third row; the two after it are reached by the stride */
@@ -57,13 +62,18 @@ ALWAYS_INLINE void dot_tile(const float *q, int32_t dim, const float *key, int64
         if (a % 3 == 0) base[a / 3] = key + a * stride;
         UNROLL for (int n = 0; n < vectors; n++) sum[a][n] = vec_zero();
     }
-    for (int32_t d = 0; d < dim; d++) {
-        vec query[2];
-        UNROLL for (int n = 0; n < vectors; n++) query[n] = vec_load(q + (d * vectors + n) * WIDTH);
-        UNROLL for (int a = 0; a < rows; a++)
-        {
-            vec element = vec_set(base[a / 3][d + a % 3 * stride]);
-            UNROLL for (int n = 0; n < vectors; n++) sum[a][n] = vec_fma(element, query[n], sum[a][n]);
+    for (int32_t first = 0; first < dim; first += AHEAD_STEPS, ahead.at += ahead_bytes) {
+        const char *line = ahead.at;
+        for (int32_t d = first; d < MIN(first + AHEAD_STEPS, dim); d++) {
+            vec query[2];
+            if (d - first < rows) prefetch_line(line);
+            line += ahead.stride;
+            UNROLL for (int n = 0; n < vectors; n++) query[n] = vec_load(q + (d * vectors + n) * WIDTH);
+            UNROLL for (int a = 0; a < rows; a++)
+            {
+                vec element = vec_set(base[a / 3][d + a % 3 * stride]);
+                UNROLL for (int n = 0; n < vectors; n++) sum[a][n] = vec_fma(element, query[n], sum[a][n]);
+            }
         }
     }
     UNROLL for (int a = 0; a < rows; a++)
@@ -74,49 +84,59 @@ ALWAYS_INLINE void dot_tile(const float *q, int32_t dim, const float *key, int64
 }
 
 static void dot_tile_full_1(const float *q, int32_t dim, const float *key, int64_t stride, float scale,
-                            float *logits)
+                            float *logits, struct ahead ahead, int64_t ahead_bytes)
 {
-    dot_tile(q, dim, key, stride, scale, logits, DOT_ROWS_1, 1);
+    dot_tile(q, dim, key, stride, scale, logits, ahead, ahead_bytes, DOT_ROWS_1, 1);
 }
 
 static void dot_tile_full_2(const float *q, int32_t dim, const float *key, int64_t stride, float scale,
-                            float *logits)
+                            float *logits, struct ahead ahead, int64_t ahead_bytes)
 {
-    dot_tile(q, dim, key, stride, scale, logits, DOT_ROWS_2, 2);
+    dot_tile(q, dim, key, stride, scale, logits, ahead, ahead_bytes, DOT_ROWS_2, 2);
 }
 
 /* Tiles of fewer rows: 4 or 1. Returns the rows done. */
 static int32_t dot_tile_rest(const float *q, int32_t dim, int vectors, const float *key, int64_t stride,
                              int64_t left, float scale, float *logits)
 {
+    struct ahead none = {(const char *)key, 0};
     if (left >= 4) {
         if (vectors == 2)
-            dot_tile(q, dim, key, stride, scale, logits, 4, 2);
+            dot_tile(q, dim, key, stride, scale, logits, none, 0, 4, 2);
         else
-            dot_tile(q, dim, key, stride, scale, logits, 4, 1);
+            dot_tile(q, dim, key, stride, scale, logits, none, 0, 4, 1);
         return 4;
     }
     if (vectors == 2)
-        dot_tile(q, dim, key, stride, scale, logits, 1, 2);
+        dot_tile(q, dim, key, stride, scale, logits, none, 0, 1, 2);
     else
-        dot_tile(q, dim, key, stride, scale, logits, 1, 1);
+        dot_tile(q, dim, key, stride, scale, logits, none, 0, 1, 1);
     return 1;
 }
 
-/* The next tile of `left` rows; returns how many it did.
+/* The next tile of `left` rows; returns how many it did. Meanwhile as many rows from `ahead` on are prefetched,
+ * ahead_bytes for every AHEAD_STEPS steps of d.
  * logits [row][lanes] = scale * sum_d q [dim][lanes] * key [row][dim],  lanes = vectors * WIDTH */
-static inline int32_t dot_rows(const float *q, int32_t dim, int vectors, const float *key, int64_t stride,
-                               int64_t left, float scale, float *logits)
+static inline int32_t dot_rows_ahead(const float *q, int32_t dim, int vectors, const float *key, int64_t stride,
+                                     int64_t left, float scale, float *logits, struct ahead ahead,
+                                     int64_t ahead_bytes)
 {
     if (vectors == 2 && left >= DOT_ROWS_2) {
-        dot_tile_full_2(q, dim, key, stride, scale, logits);
+        dot_tile_full_2(q, dim, key, stride, scale, logits, ahead, ahead_bytes);
         return DOT_ROWS_2;
     }
     if (vectors == 1 && left >= DOT_ROWS_1) {
-        dot_tile_full_1(q, dim, key, stride, scale, logits);
+        dot_tile_full_1(q, dim, key, stride, scale, logits, ahead, ahead_bytes);
         return DOT_ROWS_1;
     }
     return dot_tile_rest(q, dim, vectors, key, stride, left, scale, logits);
+}
+
+static inline int32_t dot_rows(const float *q, int32_t dim, int vectors, const float *key, int64_t stride,
+                               int64_t left, float scale, float *logits)
+{
+    struct ahead none = {(const char *)key, 0};
+    return dot_rows_ahead(q, dim, vectors, key, stride, left, scale, logits, none, 0);
 }
 
 /* Rows that are taken at once through all lane groups, small enough to stay in the nearest cache when packed.
@@ -124,13 +144,15 @@ static inline int32_t dot_rows(const float *q, int32_t dim, int vectors, const f
 enum { CHUNK_ROWS_MAX = DOT_ROWS_1 > 2 * DOT_ROWS_2 ? DOT_ROWS_1 : 2 * DOT_ROWS_2 };
 
 /* Logits of all lane groups:  q [lane group][dim][lanes], logits [lane group][capacity][lanes], capacity >=
- * keys->count; pack [CHUNK_ROWS_MAX][packed_stride(dim)]. Meanwhile `next` is prefetched, row by row. */
+ * keys->count; pack [CHUNK_ROWS_MAX][packed_stride(dim)]. Meanwhile `next` (NULL: nothing) is prefetched. */
 static inline void dot_keys(const float *q, int64_t query_rows, const struct rows *keys, float scale,
                             float *logits, int64_t capacity, float *pack, const struct rows *next)
 {
     int32_t dim = keys->dim;
     int64_t tile = lane_vectors(query_rows) == 1 ? DOT_ROWS_1 : DOT_ROWS_2;
     int64_t chunk = query_rows > LANES_MAX ? 2 * DOT_ROWS_2 : tile;
+    int64_t ahead_bytes = next ? AHEAD_STEPS * element_bytes(next->dtype) : 0;
+    if (next) prefetch_lines(next, ceil_div(dim * element_bytes(next->dtype), LINE), row_lines(next));
     for (int64_t j = 0; j < keys->count; j += chunk) {
         int64_t count = MIN(chunk, keys->count - j);
         struct float_rows key =
@@ -139,11 +161,16 @@ static inline void dot_keys(const float *q, int64_t query_rows, const struct row
         for (int64_t first = 0; first < query_rows; first += LANES_MAX) {
             int vectors = lane_vectors(query_rows - first);
             float *to = logits + first * capacity + j * vectors * WIDTH;
-            for (int64_t done = 0; done < count;)
-                done += dot_rows(q + first * dim, dim, vectors, key.data + done * key.stride, key.stride,
-                                 count - done, scale, to + done * vectors * WIDTH);
+            for (int64_t done = 0; done < count;) {
+                bool more = next && first == 0 && j + done < next->count;
+                struct ahead ahead = {(const char *)key.data, 0};
+                if (more)
+                    ahead = (struct ahead){next->data + (j + done) * stride_bytes(next), stride_bytes(next)};
+                done += dot_rows_ahead(q + first * dim, dim, vectors, key.data + done * key.stride, key.stride,
+                                       count - done, scale, to + done * vectors * WIDTH, ahead,
+                                       more ? ahead_bytes : 0);
+            }
         }
-        prefetch_rows(next, j, chunk);
     }
 }
 

@@ -156,14 +156,26 @@ static inline struct float_rows key_rows(const void *rows, clattn_dtype dtype, i
     return rows_pack(rows, dtype, stride, count, dim, to);
 }
 
-/* Brings rows first .. first + count - 1 nearer. rows NULL: nothing to do. */
-static inline void prefetch_rows(const struct rows *rows, int64_t first, int64_t count)
+enum { LINE = 64 }; /* bytes of a cache line */
+
+static inline int64_t row_lines(const struct rows *rows)
 {
-    if (!rows) return;
-    int64_t stride = stride_bytes(rows), bytes = rows->dim * element_bytes(rows->dtype);
-    for (int64_t j = first; j < MIN(first + count, rows->count); j++)
-        for (int64_t b = 0; b < bytes; b += 64)
-            prefetch_line(rows->data + j * stride + b);
+    return ceil_div(rows->dim * element_bytes(rows->dtype), LINE);
 }
+
+/* Brings lines from .. to - 1 of all rows nearer. */
+static inline void prefetch_lines(const struct rows *rows, int64_t from, int64_t to)
+{
+    for (int64_t j = 0; j < rows->count && from < to; j++)
+        for (int64_t line = from; line < to; line++)
+            prefetch_line(rows->data + j * stride_bytes(rows) + line * LINE);
+}
+
+/* What a tile prefetches while it computes, one line a step, so that the requests never queue up: from `at` on,
+ * every `stride` bytes. Without anything to do: the same line over and over. */
+struct ahead {
+    const char *at;
+    int64_t stride;
+};
 
 #endif

@@ -132,9 +132,11 @@ static inline void vec_add_to_double(double *sum, vec a)
     _mm256_storeu_pd(sum + 4, _mm256_add_pd(_mm256_loadu_pd(sum + 4), high));
 }
 
+/* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them. */
 static inline void prefetch_line(const void *p)
 {
     _mm_prefetch((const char *)p, _MM_HINT_T1);
+    __asm__ volatile("" : : "r"(p));
 }
 
 #endif

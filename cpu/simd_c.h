@@ -147,9 +147,11 @@ static inline void vec_add_to_double(double *sum, vec a)
         sum[i] += (double)a[i];
 }
 
+/* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them. */
 static inline void prefetch_line(const void *p)
 {
     __builtin_prefetch(p, 0, 2);
+    __asm__ volatile("" : : "r"(p));
 }
 
 #endif

@@ -12,8 +12,8 @@
 #include "rows_simd.h"
 
 ALWAYS_INLINE void weighted_sum_tile(const float *p, int64_t lanes, struct float_rows v, int64_t keys,
-                                     const float *correction, float *out, int64_t out_stride, const int rows,
-                                     const int vectors)
+                                     const float *correction, float *out, int64_t out_stride,
+                                     struct ahead ahead, const int rows, const int vectors)
 {
     vec sum[8][2];
     UNROLL for (int r = 0; r < rows; r++)
@@ -25,6 +25,8 @@ ALWAYS_INLINE void weighted_sum_tile(const float *p, int64_t lanes, struct float
     const float *value_row = v.data;
     for (int64_t j = 0; j < keys; j++, p += lanes, value_row += v.stride) {
         vec value[2];
+        prefetch_line(ahead.at);
+        ahead.at += ahead.stride;
         UNROLL for (int n = 0; n < vectors; n++) value[n] = vec_load(value_row + n * WIDTH);
         UNROLL for (int r = 0; r < rows; r++)
         {
@@ -41,15 +43,16 @@ ALWAYS_INLINE void weighted_sum_tile(const float *p, int64_t lanes, struct float
 #define WEIGHTED_SUM_CASE(ROWS)                                                                                \
     case ROWS:                                                                                                 \
         if (vectors == 2)                                                                                      \
-            weighted_sum_tile(p, lanes, v, keys, correction, out, out_stride, ROWS, 2);                        \
+            weighted_sum_tile(p, lanes, v, keys, correction, out, out_stride, ahead, ROWS, 2);                 \
         else                                                                                                   \
-            weighted_sum_tile(p, lanes, v, keys, correction, out, out_stride, ROWS, 1);                        \
+            weighted_sum_tile(p, lanes, v, keys, correction, out, out_stride, ahead, ROWS, 1);                 \
         return;
 
 /* out [rows][vectors * WIDTH] = out * correction [rows] + sum over keys of p [key][lanes] * v [key][...], rows
- * at most PV_ROWS, vectors 1 or 2 */
-static void weighted_sum(const float *p, int64_t lanes, struct float_rows v, int64_t keys,
-                         const float *correction, float *out, int64_t out_stride, int rows, int vectors)
+ * at most PV_ROWS, vectors 1 or 2. Meanwhile one line a key is prefetched. */
+static void weighted_sum_ahead(const float *p, int64_t lanes, struct float_rows v, int64_t keys,
+                               const float *correction, float *out, int64_t out_stride, struct ahead ahead,
+                               int rows, int vectors)
 {
     switch (rows) {
         WEIGHTED_SUM_CASE(1)
@@ -63,6 +66,13 @@ static void weighted_sum(const float *p, int64_t lanes, struct float_rows v, int
         WEIGHTED_SUM_CASE(8)
 #endif
     }
+}
+
+static inline void weighted_sum(const float *p, int64_t lanes, struct float_rows v, int64_t keys,
+                                const float *correction, float *out, int64_t out_stride, int rows, int vectors)
+{
+    struct ahead none = {(const char *)out, 0};
+    weighted_sum_ahead(p, lanes, v, keys, correction, out, out_stride, none, rows, vectors);
 }
 
 #endif
