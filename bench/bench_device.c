@@ -40,6 +40,7 @@ static double measure_fma(const struct bench_device *device)
 {
     double best = 0;
     int threads = thread_count(device);
+    (void)threads; /* a build without OpenMP has one */
     for (int r = 0; r < 12; r++) {
         double flops = 0, start = bench_seconds(device);
         float total = 0;
@@ -64,6 +65,7 @@ static double measure_copy(const struct bench_device *device)
     char *from = malloc(bytes), *to = malloc(bytes);
     double best = 0;
     int threads = thread_count(device);
+    (void)threads; /* a build without OpenMP has one */
     if (from && to) {
         memset(from, 1, bytes);
         memset(to, 2, bytes);
