@@ -206,10 +206,11 @@ clattn_status opencl_backward(clattn_context *context, const struct backward_job
 {
     struct backward_run run = {.job = job,
                                .context = context,
-                               .taste = opencl_taste_of(&opencl_of(context)->device, job->q->dtype),
-                               .lists = lists_of(job)};
+                               .taste = opencl_taste_of(&opencl_of(context)->device, job->q->dtype)};
     clattn_status status = check_supported(context, job);
-    if (!status && job->dq) status = backward_q_prepare(&run);
+    if (status) return status;
+    run.lists = lists_of(job);
+    if (job->dq) status = backward_q_prepare(&run);
     if (!status && (job->dk || job->dbias)) status = backward_kv_prepare(&run);
     return status ? status : run_all(&run);
 }
