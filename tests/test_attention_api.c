@@ -278,8 +278,8 @@ static void test_stats(void **state)
         clattn_stats stats = {.size = sizeof stats};
         check_success(target, clattn_context_stats(target->context, &stats), "stats");
         assert_true(stats.build_seconds >= 0 && stats.transfer_seconds >= 0);
-        if (target->info.backend == CLATTN_BACKEND_OPENCL)
-            assert_true(stats.kernels_enqueued > 0 && stats.programs_built + stats.programs_loaded > 0);
+        if (target->info.backend == CLATTN_BACKEND_OPENCL) /* all cases of this file are too large for slow ones */
+            assert_true(target->limit == SIZE_TINY || (stats.kernels_enqueued > 0 && stats.programs_built + stats.programs_loaded > 0));
         else
             assert_true(stats.programs_built == 0 && stats.programs_loaded == 0);
         assert_int_equal(clattn_context_stats(target->context, NULL), CLATTN_INVALID_ARGUMENT);
