@@ -2,7 +2,7 @@
 /* Selection scores, vectorised: all heads of the group at once, as lanes.
  *
  *   logit[c][h] = scale * q_h . child_c          for the children of a node: keys at level 1, else means
- *   score       = sum over h of  logsumexp_c | mean_c | mean_c + variance_c / 2
+ *   score       = sum over h of  logsumexp_c | mean_c + variance_c / 2 | mean_c (see linear_scores)
  *
  * Nodes that follow each other have their children in one piece; such a run is scored at once.
  * The sum over heads of log(sum_c exp(..)) is the logarithm of a product, taken in double once a lane group: a
@@ -116,8 +116,8 @@ static double lse_lanes(const float *z, int64_t count, int vectors, int64_t head
     return total[0] + total[1] + log(product[0] * product[1]);
 }
 
-/* Sum over the lanes of the mean, or of the mean plus half the population variance. */
-static double mean_lanes(const float *z, int64_t count, int vectors, int64_t heads, bool with_variance)
+/* Sum over the lanes of the mean plus half the population variance. */
+static double mean_lanes(const float *z, int64_t count, int vectors, int64_t heads)
 {
     float score[LANES_MAX];
     int64_t lanes = vectors * WIDTH;
@@ -127,7 +127,7 @@ static double mean_lanes(const float *z, int64_t count, int vectors, int64_t hea
         for (int64_t c = 0; c < count; c++)
             mean = vec_add(mean, vec_load(z + c * lanes));
         mean = vec_mul(mean, share);
-        for (int64_t c = 0; c < count && with_variance; c++) {
+        for (int64_t c = 0; c < count; c++) {
             vec difference = vec_sub(vec_load(z + c * lanes), mean);
             variance = vec_fma(difference, difference, variance);
         }
@@ -142,11 +142,8 @@ static double mean_lanes(const float *z, int64_t count, int vectors, int64_t hea
 static double node_lanes(clattn_selector selector, const float *z, int64_t count, int vectors, int64_t heads)
 {
     switch (selector) {
-    case CLATTN_SELECT_PISA1:
-    case CLATTN_SELECT_FLAT_MEAN:
-        return mean_lanes(z, count, vectors, heads, false);
     case CLATTN_SELECT_PISA2:
-        return mean_lanes(z, count, vectors, heads, true);
+        return mean_lanes(z, count, vectors, heads);
     default:
         return lse_lanes(z, count, vectors, heads);
     }
@@ -186,11 +183,15 @@ static int64_t run_at(const struct walk *walk, const struct walk_children *child
         run++;
     int64_t rows = MIN(run * children->width, children->rows - first);
     if (children->keys)
-        *child = (struct rows){tensor_row(k, sequence->batch, sequence->k_row + first, walk->kv_head), k->dtype,
-                               k->len_stride, rows, dim, NULL};
+        *child = (struct rows){tensor_row(k, sequence->batch, sequence->k_row + first, walk->kv_head),
+                               k->dtype,
+                               k->len_stride,
+                               rows,
+                               dim,
+                               NULL};
     else
-        *child = (struct rows){(const char *)(walk->means + (children->base + first) * dim), CLATTN_FLOAT32,
-                               dim, rows, dim, NULL};
+        *child = (struct rows){
+            (const char *)(walk->means + (children->base + first) * dim), CLATTN_FLOAT32, dim, rows, dim, NULL};
     return run;
 }
 
@@ -208,10 +209,70 @@ static void score_nodes(const struct walk *walk, int level, const int64_t *nodes
     }
 }
 
+/* ---- scores that are linear in the queries ----
+ *
+ * The sum over heads of the mean over the children's logits is scale * (sum of q_h) . (the node's own mean):
+ * one product a node, and no key is read. */
+
+static bool is_linear(clattn_selector selector)
+{
+    return selector == CLATTN_SELECT_PISA1 || selector == CLATTN_SELECT_FLAT_MEAN;
+}
+
+/* q [dim] becomes the sum of the group's queries. */
+static void linear_begin(const struct walk *walk)
+{
+    const struct problem *problem = walk->job->problem;
+    const clattn_tensor *q = walk->job->q;
+    float values[256], *sum = score_state_of(walk).q;
+    memset(sum, 0, (size_t)problem->dim * sizeof *sum);
+    for (int32_t h = 0; h < problem->group; h++) {
+        panel_to_float(tensor_row(q, walk->sequence->batch, walk->sequence->q_row + walk->row,
+                                  walk->kv_head * problem->group + h),
+                       q->dtype, 0, 1, problem->dim, values, 0);
+        for (int32_t d = 0; d < problem->dim; d++)
+            sum[d] += values[d];
+    }
+}
+
+static float linear_dot(const float *q, const float *mean, int32_t dim)
+{
+    float part[WIDTH];
+    vec sum = vec_zero();
+    int32_t d = 0;
+    for (; d + WIDTH <= dim; d += WIDTH)
+        sum = vec_fma(vec_load(q + d), vec_load(mean + d), sum);
+    vec_store(part, sum);
+    UNROLL for (int half = WIDTH / 2; half > 0; half /= 2)
+    {
+        UNROLL for (int n = 0; n < half; n++) part[n] += part[n + half];
+    }
+    for (; d < dim; d++)
+        part[0] += q[d] * mean[d];
+    return part[0];
+}
+
+static void linear_scores(const struct walk *walk, int level, const int64_t *nodes, int64_t count,
+                          double *score)
+{
+    const struct problem *problem = walk->job->problem;
+    const float *q = score_state_of(walk).q;
+    const float *means = walk->means + level_first(walk->sequence->kv_len, walk->leaf, level) * problem->dim;
+    for (int64_t n = 0; n < count; n++) {
+        score[n] =
+            (double)problem->scale * (double)linear_dot(q, means + nodes[n] * problem->dim, problem->dim);
+        if (isnan(score[n])) score[n] = -INFINITY;
+    }
+}
+
 #include "select_robust_simd.h"
 
 static void select_begin(const struct walk *walk)
 {
+    if (is_linear(walk->job->select->selector)) {
+        linear_begin(walk);
+        return;
+    }
     score_begin(walk);
     if (walk->job->select->selector == CLATTN_SELECT_ROBUST) robust_begin(walk);
 }
@@ -224,7 +285,9 @@ static size_t select_scratch_simd(const struct select_job *job)
 static int32_t select_row_simd(const struct select_job *job, int64_t s, int32_t kv_head, int64_t i,
                                void *scratch, int32_t *indices)
 {
-    bool robust = job->select->selector == CLATTN_SELECT_ROBUST;
-    return select_walk(job, s, kv_head, i, select_begin, robust ? robust_scores : score_nodes, scratch,
-                       indices);
+    clattn_selector selector = job->select->selector;
+    select_score_function *score = selector == CLATTN_SELECT_ROBUST ? robust_scores
+                                   : is_linear(selector)            ? linear_scores
+                                                                    : score_nodes;
+    return select_walk(job, s, kv_head, i, select_begin, score, scratch, indices);
 }
