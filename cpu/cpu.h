@@ -99,6 +99,7 @@ clattn_status cpu_forward(clattn_context *context, const struct forward_job *job
 
 clattn_status cpu_gather(clattn_context *context, const struct gather_job *job);
 clattn_status cpu_merge(clattn_context *context, const struct merge_job *job);
+clattn_status cpu_quantize(clattn_context *context, const struct quantize_job *job);
 clattn_status cpu_backward(clattn_context *context, const struct backward_job *job);
 
 int cpu_threads(const clattn_context *context); /* that a parallel region of this context uses */

@@ -636,6 +636,32 @@ CLATTN_API clattn_status clattn_attention_merge(clattn_context *context, const c
                                                 const clattn_tensor *lse1, clattn_tensor *out, clattn_tensor *lse,
                                                 const clattn_sync *sync);
 
+/* How keys or values become int8. */
+typedef struct clattn_quantize_desc {
+    size_t size;         /* sizeof(clattn_quantize_desc), set by the initialiser */
+    int32_t scale_block; /* rows per leaf, each with an entry of scales; default 64 */
+    int32_t far_group;   /* far leaves that share one scale, which all of them hold; default 1: none do */
+    int32_t near_first;  /* leaves at the begin (default 1) and at the end (default 2) that are not far: they keep */
+    int32_t near_last;   /* scales of their own */
+} clattn_quantize_desc;
+
+#define CLATTN_QUANTIZE_DESC_INIT {sizeof(clattn_quantize_desc), 64, 1, 1, 2}
+
+/* Quantises keys or values for clattn_attention_desc.k_scale and v_scale.
+ *
+ *   scale = max |x| / 127 over the leaf (or its group),   codes = x / scale, rounded to an integer of -127 .. 127
+ *
+ * desc   NULL: CLATTN_QUANTIZE_DESC_INIT
+ * x      [batch][len][heads][dim] FLOAT32, FLOAT16 or BFLOAT16
+ * codes  [batch][len][heads][dim] INT8
+ * scales [batch][ceil(len / scale_block)][heads][1] FLOAT32
+ * |x - scale * code| <= scale / 2, but for float32's rounding. So a logit moves by at most |softmax scale| * k_scale / 2 *
+ * sum_d |q_d|, and an average of values by at most v_scale / 2. NaN becomes 0, infinity the greatest code.
+ * Errors: as clattn_attention. */
+CLATTN_API clattn_status clattn_quantize(clattn_context *context, const clattn_quantize_desc *desc,
+                                         const clattn_tensor *x, clattn_tensor *codes, clattn_tensor *scales,
+                                         const clattn_sync *sync);
+
 /* ---- gradients ------------------------------------------------------------------------------------------------------ */
 
 /* What clattn_attention_backward reads besides the forward pass and what it writes. */

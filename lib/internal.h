@@ -203,7 +203,7 @@ struct clattn_blocks {
     struct storage counts;     /* [rows][heads] int32 */
     int32_t *row_max;          /* [rows] greatest index, for lists of the caller; NULL: made by a selector */
     struct element_mask *mask; /* NULL: every listed element is connected. Needs heads = 1 */
-    int64_t *starts;           /* [start_count] the caller's block boundaries, then block is 0; NULL: equal blocks */
+    int64_t *starts; /* [start_count] the caller's block boundaries, then block is 0; NULL: equal blocks */
     int64_t start_count;
 };
 
@@ -212,7 +212,8 @@ clattn_status blocks_new(clattn_context *context, const clattn_blocks_desc *desc
 /* Does the list (NULL: all keys) fit the problem: rows, heads, and no index past the keys of its sequence? */
 clattn_status blocks_check(clattn_context *context, const clattn_blocks *blocks, const struct problem *problem);
 
-/* Writes lists [rows][heads][topk], ascending and padded, with their counts [rows][heads], into a new block list. */
+/* Writes lists [rows][heads][topk], ascending and padded, with their counts [rows][heads], into a new block
+ * list. */
 clattn_status blocks_from_lists(clattn_context *context, const clattn_blocks_desc *desc, const int32_t *indices,
                                 const int32_t *counts, clattn_blocks **result);
 const char *starts_error(const int64_t *starts, int64_t count); /* what is wrong with them, or NULL */
@@ -260,6 +261,30 @@ struct merge_job {
     const clattn_sync *sync;
 };
 
+/* Leaves far_begin .. far_end - 1 are cut into groups of far_group; the others are groups of their own. */
+struct quantize_job {
+    const clattn_tensor *x, *codes, *scales;
+    int32_t scale_block, far_group;
+    int64_t leaves, far_begin, far_end;
+    const clattn_sync *sync;
+};
+
+static inline int64_t quantize_groups(const struct quantize_job *job)
+{
+    return job->leaves - (job->far_end - job->far_begin) +
+           ceil_div(job->far_end - job->far_begin, job->far_group);
+}
+
+/* Leaves first .. end - 1 of a group. */
+static inline void quantize_leaves(const struct quantize_job *job, int64_t group, int64_t *first, int64_t *end)
+{
+    int64_t far_groups = ceil_div(job->far_end - job->far_begin, job->far_group), far = group - job->far_begin;
+    *first = far < 0            ? group
+             : far < far_groups ? job->far_begin + far * job->far_group
+                                : job->far_end + far - far_groups;
+    *end = far < 0 || far >= far_groups ? *first + 1 : MIN(*first + job->far_group, job->far_end);
+}
+
 struct backward_job {
     const struct problem *problem;
     const clattn_tensor *q, *k, *v;
@@ -301,6 +326,7 @@ struct backend {
     clattn_status (*forward)(clattn_context *context, const struct forward_job *job);
     clattn_status (*gather)(clattn_context *context, const struct gather_job *job);
     clattn_status (*merge)(clattn_context *context, const struct merge_job *job);
+    clattn_status (*quantize)(clattn_context *context, const struct quantize_job *job);
     clattn_status (*backward)(clattn_context *context, const struct backward_job *job);
 };
 

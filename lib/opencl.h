@@ -238,6 +238,7 @@ clattn_status opencl_forward(clattn_context *context, const struct forward_job *
 clattn_status opencl_backward(clattn_context *context, const struct backward_job *job);
 clattn_status opencl_gather(clattn_context *context, const struct gather_job *job);
 clattn_status opencl_merge(clattn_context *context, const struct merge_job *job);
+clattn_status opencl_quantize(clattn_context *context, const struct quantize_job *job);
 
 /* Products by CLBlast. Dense attention: is it wanted for this job; run it (done false: it could not, nothing else failed when the
  * status is success); drop what it keeps for the context. */

@@ -216,4 +216,5 @@ const struct backend backend_opencl = {
     .backward = opencl_backward,
     .gather = opencl_gather,
     .merge = opencl_merge,
+    .quantize = opencl_quantize,
 };
