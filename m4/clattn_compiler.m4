@@ -13,6 +13,28 @@ AC_DEFUN([CLATTN_CHECK_CFLAG], [
     AS_VAR_POPDEF([cached])
 ])
 
+# CLATTN_STATIC_NAMES: whether internal names of the static library can be given a prefix (lib/link.sh). Not with objects
+# that keep a second list of names for the linker, as -flto makes them.
+AC_DEFUN([CLATTN_STATIC_NAMES], [
+    AC_CHECK_TOOL([OBJCOPY], [objcopy], [])
+    AC_CHECK_TOOL([NM], [nm], [:])
+    AC_CACHE_CHECK([whether internal names of a static library can be changed], [clattn_cv_static_names], [
+        clattn_cv_static_names=no
+        AC_LANG_CONFTEST([AC_LANG_SOURCE([int conftest_old(void); int conftest_old(void) { return 0; }])])
+        if test -n "$OBJCOPY" && (
+            $CC $CFLAGS $CPPFLAGS -c conftest.c -o conftest1.$ac_objext && $AR cr conftest.a conftest1.$ac_objext &&
+            echo 'conftest_old conftest_new' > conftest.names &&
+            $OBJCOPY -D --redefine-syms=conftest.names conftest.a conftest2.a &&
+            echo 'int conftest_new(void); int main(void) { return conftest_new(); }' > conftest.c &&
+            $CC $CFLAGS $CPPFLAGS $LDFLAGS conftest.c conftest2.a -o conftest$ac_exeext
+        ) >&AS_MESSAGE_LOG_FD 2>&1; then clattn_cv_static_names=yes; fi
+        rm -f conftest*
+    ])
+    STATIC_OBJCOPY=
+    AS_VAR_IF([clattn_cv_static_names], [yes], [STATIC_OBJCOPY=$OBJCOPY])
+    AC_SUBST([STATIC_OBJCOPY])
+])
+
 # CLATTN_COMPILER: warnings, symbol visibility, the version script and the sanitizers.
 AC_DEFUN([CLATTN_COMPILER], [
     AC_SUBST([WARNING_CFLAGS])
@@ -47,6 +69,7 @@ AC_DEFUN([CLATTN_COMPILER], [
         rm -f conftest.map
     ])
     AM_CONDITIONAL([HAVE_VERSION_SCRIPT], [test "$clattn_cv_version_script" = yes])
+    CLATTN_STATIC_NAMES
 
     AC_ARG_ENABLE([sanitizers],
         [AS_HELP_STRING([--enable-sanitizers=LIST], [build everything with these sanitizers, for tests

@@ -4,7 +4,6 @@
 AC_DEFUN([CLATTN_TEST_TOOLS], [
     PKG_CHECK_MODULES([CMOCKA], [cmocka >= 1.1], [have_cmocka=yes], [have_cmocka=no])
     AM_CONDITIONAL([HAVE_CMOCKA], [test "$have_cmocka" = yes])
-    AC_CHECK_TOOL([NM], [nm], [:])
     AC_PATH_PROG([MANDOC], [mandoc], [])
 ])
 
@@ -12,7 +11,8 @@ AC_DEFUN([CLATTN_SUMMARY], [
     AC_MSG_NOTICE([
     clattn $PACKAGE_VERSION for $host, prefix $prefix
         compiler     $CC $CFLAGS
-        libraries    shared $enable_shared, static $enable_static, version script $clattn_cv_version_script
+        libraries    shared $enable_shared, static $enable_static, version script $clattn_cv_version_script,
+                     names of the static library $clattn_cv_static_names
         opencl       $have_opencl
         clblast      $have_clblast
         hwloc        $have_hwloc

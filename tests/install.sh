@@ -18,6 +18,10 @@ test -n "$header" && test -n "$pc"
 cat > "$work/program.c" <<'PROGRAM'
 #include <clattn.h>
 #include <stdio.h>
+#ifdef CLASH /* names of the library's inner functions, which are the program's own to use */
+extern int fail, log_line, problem_release;
+int fail, log_line, problem_release;
+#endif
 int main(void)
 {
     clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
@@ -52,7 +56,10 @@ if command -v pkg-config > /dev/null; then
     for kind in $kinds; do
         case $kind in
         shared) libs=$(config --libs) ;;
-        static) libs="$libdir/libclattn.a $(config --static --libs | sed 's/-lclattn//')" ;;
+        static)
+            libs="$libdir/libclattn.a $(config --static --libs | sed 's/-lclattn//')"
+            if [ -n "${STATIC_OBJCOPY-}" ]; then libs="-DCLASH $libs"; fi
+            ;;
         esac
         build_and_run "C, $kind" $CC $USER_CFLAGS $(config --cflags) -o "$work/program" "$work/program.c" $libs
         for cxx in c++ g++ clang++; do

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# The functions of the public header, the version script and the shared library are the same.
+# The functions of the public header, the version script and the shared library are the same; the static library has
+# them, and nothing that could meet a name of the user's program.
 set -eu
 header=$srcdir/include/clattn.h
 script=$srcdir/lib/clattn.map
@@ -33,6 +34,31 @@ if ! diff -u "$work/header" "$work/script"; then
     exit 1
 fi
 
+# exports LIBRARY OPTION... : the names that it defines for others
+exports() {
+    library=$1
+    shift
+    $NM "$@" -g "$library" | awk 'NF > 2 && $(NF-1) ~ /^[TDBRVWCGSi]$/ {print $NF}' |
+        sed -e 's/^_clattn/clattn/' -e 's/@.*//' | grep -v '^CLATTN_[0-9]*$' | LC_ALL=C sort
+}
+
+if test -e .libs/libclattn.a; then
+    exports .libs/libclattn.a > "$work/all"
+    grep -v '^clattn_internal_' "$work/all" > "$work/archive"
+    # STATIC_OBJCOPY is empty where these tools cannot change the names.
+    if test -n "${STATIC_OBJCOPY-}"; then
+        grep -q '^clattn_internal_' "$work/all"
+    else
+        echo "static library: internal names are as in the sources here"
+        grep '^clattn_' "$work/archive" | LC_ALL=C comm -12 - "$work/header" > "$work/public"
+        mv "$work/public" "$work/archive"
+    fi
+    if ! diff -u "$work/header" "$work/archive"; then
+        echo "include/clattn.h (-) and the names of libclattn.a (+) differ" >&2
+        exit 1
+    fi
+fi
+
 for library in .libs/libclattn.so .libs/libclattn.dylib; do
     test -e "$library" && break
 done
@@ -41,8 +67,7 @@ if ! test -e "$library"; then
     exit 0
 fi
 case $library in *.so) dynamic=-D ;; *) dynamic= ;; esac
-$NM $dynamic -g "$library" | awk '$(NF-1) ~ /^[TDBRVWi]$/ {print $NF}' |
-    sed -e 's/^_clattn/clattn/' -e 's/@.*//' | grep -v '^CLATTN_[0-9]*$' | LC_ALL=C sort > "$work/library"
+exports "$library" $dynamic > "$work/library"
 if ! diff -u "$work/header" "$work/library"; then
     echo "include/clattn.h (-) and the exports of $library (+) differ" >&2
     exit 1
