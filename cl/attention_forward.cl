@@ -92,12 +92,13 @@ inline lanes_int in_window(__local const int *coordinate, __local const lanes_in
 }
 #endif
 
-/* p * v; with `careful` 0 where p is, so that a NaN or an infinity stays with the rows that see its key. */
-inline lanes weighted(lanes p, float v, bool careful)
+/* sum + p * v; with `careful` just sum where p is 0, so that a NaN or an infinity stays with the rows that see its
+ * key. mad, because a compiler may contract p * v + sum in one case and not in the other: a row's bits must not depend on
+ * what stands behind it. */
+inline lanes plus_weighted(lanes sum, lanes p, float v, bool careful)
 {
-    lanes product = p * v;
-    if (careful) product = p == (lanes)(0.0f) ? (lanes)(0.0f) : product;
-    return product;
+    lanes next = mad(p, (lanes)(v), sum);
+    return careful ? (p == (lanes)(0.0f) ? sum : next) : next;
 }
 
 /* sums[d] += sum_j p_j v_j for DIMS_AT_ONCE dimensions of all keys of the tile. */
@@ -112,10 +113,10 @@ inline void add_values(lanes *sums, __local const lanes *p, __local const float4
 #pragma unroll
         for (uint d = 0; d < DIMS_AT_ONCE; d += 4) {
             float4 value = values[j * (V_PITCH / 4) + d / 4 * KEY_GROUPS];
-            sum[d] += weighted(p_j, value.x, careful);
-            sum[d + 1] += weighted(p_j, value.y, careful);
-            sum[d + 2] += weighted(p_j, value.z, careful);
-            sum[d + 3] += weighted(p_j, value.w, careful);
+            sum[d] = plus_weighted(sum[d], p_j, value.x, careful);
+            sum[d + 1] = plus_weighted(sum[d + 1], p_j, value.y, careful);
+            sum[d + 2] = plus_weighted(sum[d + 2], p_j, value.z, careful);
+            sum[d + 3] = plus_weighted(sum[d + 3], p_j, value.w, careful);
         }
     }
 #pragma unroll
