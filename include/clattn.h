@@ -109,7 +109,7 @@ typedef struct clattn_context_desc {
     clattn_backend backend; /* default AUTO */
     const char *device;     /* OpenCL: index in decimal (as clattn_device_get counts OpenCL devices), or a part of the
                                device's or platform's name in any case; NULL: the first GPU, else the first device */
-    const char *variant;    /* "c", "avx2", "avx512" (CPU), "portable" ... (OpenCL tier); NULL: the best that works.
+    const char *variant;    /* "c", "avx2", "avx512" (CPU), "portable", "mma", "hopper" (OpenCL tier); NULL: the best that works.
                                The variables CLATTN_CPU and CLATTN_TIER limit the choice in the same words */
     int threads;            /* CPU: number of threads; 0: as OpenMP decides */
     void *cl_context;       /* the caller's own cl_context, cl_device_id and cl_command_queue, or NULL; retained */
@@ -148,7 +148,7 @@ typedef struct clattn_device_info {
     char name[128];          /* processor or device */
     char platform[128];      /* OpenCL platform; empty otherwise */
     char driver[128];        /* OpenCL driver and version; empty otherwise */
-    char variants[64];       /* what this machine can run, best last: "ref c avx2 avx512", "portable" */
+    char variants[64];       /* what this machine can run, best last: "ref c avx2 avx512", "portable mma" */
     char variant[32];        /* what this context uses; empty from clattn_device_get */
     uint64_t memory_bytes;   /* of the device */
     uint64_t max_alloc_bytes;

@@ -115,6 +115,7 @@ clattn_status blocks_from_lists(clattn_context *context, const clattn_blocks_des
         int32_t *row_max = &blocks->row_max[i / desc->heads];
         if (counts[i] > 0) *row_max = MAX(*row_max, indices[i * desc->topk + counts[i] - 1]);
     }
+    blocks_sample(blocks, indices);
     if (bytes) status = context->backend->storage_write(context, &blocks->indices, indices, bytes);
     if (bytes && !status)
         status =

@@ -182,6 +182,8 @@ int64_t level_first(int64_t kv_len, int32_t leaf, int level); /* nodes of the le
 int level_count(int64_t kv_len, int32_t leaf);                /* 0 for an empty sequence */
 int64_t pyramid_nodes(int64_t kv_len, int32_t leaf);          /* of all levels */
 bool pyramid_has_bounds(const clattn_pyramid *pyramid);
+clattn_status pyramid_new(clattn_context *context, const struct problem *problem, int32_t leaf,
+                          bool has_bounds, clattn_pyramid **result);
 bool pyramid_fits(const clattn_pyramid *pyramid, const struct problem *problem, int32_t leaf);
 
 /* ---- block lists ---- */
@@ -196,11 +198,15 @@ struct element_mask {
     struct storage coordinate; /* [kv rows][3] int32; -1 is in no window */
 };
 
+enum { BLOCKS_UNIONS = 4 };
+
 struct clattn_blocks {
     int32_t block, q_block, heads, topk;
     int64_t rows;
     struct storage indices;    /* [rows][heads][topk] int32 */
     struct storage counts;     /* [rows][heads] int32 */
+    float union_blocks[BLOCKS_UNIONS]; /* lists of the caller, per token: blocks in the union of 4, 8, 16 and 32
+                                          neighbouring rows, on average; see blocks_sample */
     int32_t *row_max;          /* [rows] greatest index, for lists of the caller; NULL: made by a selector */
     struct element_mask *mask; /* NULL: every listed element is connected. Needs heads = 1 */
     int64_t *starts; /* [start_count] the caller's block boundaries, then block is 0; NULL: equal blocks */
@@ -216,6 +222,7 @@ clattn_status blocks_check(clattn_context *context, const clattn_blocks *blocks,
  * list. */
 clattn_status blocks_from_lists(clattn_context *context, const clattn_blocks_desc *desc, const int32_t *indices,
                                 const int32_t *counts, clattn_blocks **result);
+void blocks_sample(clattn_blocks *blocks, const int32_t *indices); /* fills union_blocks from [rows][heads][topk] */
 const char *starts_error(const int64_t *starts, int64_t count); /* what is wrong with them, or NULL */
 
 /* ---- jobs: what a backend gets, all checked ---- */

@@ -8,6 +8,9 @@
  *   opencl_program.c  sources, builds, the table of programs
  *   opencl_cache.c    binaries of programs on disk
  *   opencl_memory.c   storage, checks of the caller's memory
+ *   opencl_workspace.c memory of launches, kept for the next one
+ *   opencl_hopper.c   instructions that NVIDIA's compiler refuses
+ *   opencl_nvidia*.c  the matrix tier of NVIDIA cards
  *   opencl_transfer.c tensors between host and device
  *   opencl_launch.c   order of commands, wait lists and events, kernel arguments
  *   opencl_selftest.c a small attention case against the reference
@@ -78,11 +81,32 @@ bool opencl_device_at(int index, struct opencl_device *device);
  * else the first device. NO_DEVICE with what there is, when there is no such device. */
 clattn_status opencl_device_find(clattn_context *context, const char *wanted, struct opencl_device *device);
 
+/* The tiers, worst first, and the number of one; -1: there is none of that name. */
+enum { OPENCL_TIERS = 3 };
+extern const char *const opencl_tiers[OPENCL_TIERS];
+int opencl_tier_number(const char *name);
+
 void opencl_device_info(const struct opencl_device *device, clattn_device_info *info);
 
 /* ---- context ---- */
 
 struct opencl_program; /* opencl_program.c */
+struct nvidia;         /* opencl_nvidia.h */
+
+/* Idle memory of launches, see opencl_workspace.c; the one that is idle longest stands first. */
+enum { OPENCL_WORKSPACE_ENTRIES = 64 };
+
+struct opencl_workspace_entry {
+    cl_mem mem;
+    size_t bytes;
+    cl_command_queue queue;
+};
+
+struct opencl_workspace {
+    struct opencl_workspace_entry entries[OPENCL_WORKSPACE_ENTRIES];
+    int count;
+    size_t idle_bytes;
+};
 
 /* Entry points that OpenCL 1.2 does not have; NULL where the loader or the device lacks shared virtual memory.
  */
@@ -105,6 +129,9 @@ struct opencl {
     bool used_clblast;
     pthread_mutex_t lock; /* programs */
     struct opencl_program *programs;
+    pthread_mutex_t workspace_lock;
+    struct opencl_workspace workspace;
+    struct nvidia *nvidia; /* the matrix tier of NVIDIA cards; NULL: not on this device */
 };
 
 static inline struct opencl *opencl_of(const clattn_context *context)
@@ -122,9 +149,10 @@ clattn_status opencl_fail(clattn_context *context, cl_int code, const char *what
 
 /* A new kernel object for this call alone (release it with clReleaseKernel), so that threads never share one.
  *
- * file     "attention_forward.cl": the program is cl/common.cl, then this file and what it includes (CLATTN_KERNEL_DIR replaces
- * either) name     of the kernel in it options  "-DDIM=64 -DLEAF=64": integers only; "" is allowed.
- * -cl-std=CL1.2 is added
+ * file     "attention_forward.cl": the program is cl/common.cl, then this file and what it includes;
+ *          "mma_nvidia.cl+select_mma.cl": it is these files in this order. CLATTN_KERNEL_DIR replaces each
+ * name     of the kernel in it
+ * options  "-DDIM=64 -DLEAF=64": integers only; "" is allowed. -cl-std=CL1.2 is added
  *
  * A program is built once a context, or taken from the disk cache. DEVICE_LIMIT when the kernel's
  * reqd_work_group_size or local memory exceeds what the device has: try smaller tiles (the log says so at level
@@ -133,6 +161,11 @@ clattn_status opencl_kernel(clattn_context *context, const char *file, const cha
                             cl_kernel *kernel);
 
 void opencl_programs_release(struct opencl *state);
+
+/* Does a program's source have instructions that only Hopper cards have (opencl_hopper.c)? Its binary's text with them;
+ * NULL without memory, or when the text is not what the step was written for. */
+bool opencl_hopper_wanted(const char *source);
+char *opencl_hopper_text(const char *text);
 
 /* ---- program cache on disk ---- */
 
@@ -173,6 +206,14 @@ int64_t opencl_tensor_end(const clattn_tensor *tensor);
 /* Is a tensor's cl_mem a buffer of this context and large enough? SVM: does the device have it? */
 clattn_status opencl_check_tensor(clattn_context *context, const clattn_tensor *tensor);
 
+/* Memory for the commands of one launch on `queue`, and its return when they are enqueued; storage->bytes may be more
+ * than was asked for. */
+clattn_status opencl_workspace_take(clattn_context *context, cl_command_queue queue, size_t bytes,
+                                    struct storage *storage);
+void opencl_workspace_give(clattn_context *context, cl_command_queue queue, bool out_of_order,
+                           struct storage *storage);
+void opencl_workspace_release(struct opencl *state);
+
 /* ---- launches ---- */
 
 enum { OPENCL_TEMPORARIES = 16 };
@@ -188,8 +229,8 @@ struct opencl_launch {
     char name[64];        /* its name, for messages */
     cl_uint arg;          /* its next argument */
     clattn_status status; /* the first error */
-    cl_mem temporaries[OPENCL_TEMPORARIES];
-    int temporary_count;
+    struct storage temporaries[OPENCL_TEMPORARIES], tables[OPENCL_TEMPORARIES];
+    int temporary_count, table_count;
 };
 
 /* Takes the queue of `sync` (the context's own without) and its wait list. */
@@ -252,5 +293,6 @@ void opencl_dense_forget(const struct opencl *state);
 
 /* Compares a small attention case with the reference backend; the result is kept in the disk cache. */
 clattn_status opencl_selftest(clattn_context *context);
+char *opencl_all_sources(void); /* the text of all embedded kernels; free it; NULL without memory */
 
 #endif

@@ -3,7 +3,7 @@
 
 #include "config.h"
 
-#include "opencl.h"
+#include "opencl_nvidia.h"
 
 #ifdef HAVE_DLFCN_H
 #include <dlfcn.h>
@@ -131,19 +131,18 @@ static clattn_status open_queue(clattn_context *context, const clattn_context_de
 /* desc.variant asks for one tier; CLATTN_TIER names the highest that may be used. */
 static clattn_status open_tier(clattn_context *context, const clattn_context_desc *desc)
 {
-    static const char *const tiers[] = {"portable", "subgroup", "matrix"};
-    const char *highest = getenv("CLATTN_TIER");
-    opencl_of(context)->tier = tiers[0];
-    if (desc->variant && strcmp(desc->variant, tiers[0]))
-        return fail(context, CLATTN_NO_DEVICE, "the device has no tier '%s'; 'portable' is there",
-                    desc->variant);
-    for (size_t i = 0; highest && *highest && i <= sizeof tiers / sizeof *tiers; i++) {
-        if (i == sizeof tiers / sizeof *tiers)
-            return fail(context, CLATTN_NO_DEVICE,
-                        "CLATTN_TIER is '%s'; portable, subgroup or matrix are known", highest);
-        if (strcmp(highest, tiers[i]) == 0) break;
-    }
-    return CLATTN_SUCCESS;
+    struct opencl *state = opencl_of(context);
+    const char *limit = getenv("CLATTN_TIER");
+    int highest = limit && *limit ? opencl_tier_number(limit) : OPENCL_TIERS - 1;
+    int wanted = desc->variant ? opencl_tier_number(desc->variant) : highest;
+    state->tier = opencl_tiers[0];
+    if (highest < 0)
+        return fail(context, CLATTN_NO_DEVICE, "CLATTN_TIER is '%s'; portable, mma or hopper are known", limit);
+    clattn_status status = nvidia_open(context, (enum nvidia_tier)MAX(MIN(wanted, highest), 0));
+    if (!status && desc->variant && strcmp(desc->variant, state->tier))
+        status = fail(context, CLATTN_NO_DEVICE, "the device has no tier '%s'; '%s' is there", desc->variant,
+                      state->tier);
+    return status;
 }
 
 static void opencl_close(clattn_context *context)
@@ -153,10 +152,13 @@ static void opencl_close(clattn_context *context)
      */
     if (state->pid == getpid()) {
         opencl_dense_forget(state);
+        opencl_workspace_release(state);
         opencl_programs_release(state);
         if (state->queue) clReleaseCommandQueue(state->queue);
         if (state->context) clReleaseContext(state->context);
     }
+    nvidia_close(state);
+    pthread_mutex_destroy(&state->workspace_lock);
     pthread_mutex_destroy(&state->lock);
     free(state);
     context->state = NULL;
@@ -168,6 +170,7 @@ static clattn_status opencl_open(clattn_context *context, const clattn_context_d
     if (!state) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a context");
     state->pid = getpid();
     pthread_mutex_init(&state->lock, NULL);
+    pthread_mutex_init(&state->workspace_lock, NULL);
     context->state = state;
     clattn_status status = desc->cl_context ? open_shared(context, desc) : open_device(context, desc);
     if (!status) status = open_queue(context, desc);

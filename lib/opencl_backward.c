@@ -4,6 +4,7 @@
 #include "config.h"
 
 #include "opencl_backward.h"
+#include "opencl_nvidia.h"
 
 #include <stdlib.h>
 
@@ -207,8 +208,10 @@ clattn_status opencl_backward(clattn_context *context, const struct backward_job
     struct backward_run run = {.job = job,
                                .context = context,
                                .taste = opencl_taste_of(&opencl_of(context)->device, job->q->dtype)};
+    bool done = false;
     clattn_status status = check_supported(context, job);
-    if (status) return status;
+    if (!status) status = nvidia_backward(context, job, &done);
+    if (status || done) return status;
     run.lists = lists_of(job);
     if (job->dq) status = backward_q_prepare(&run);
     if (!status && (job->dk || job->dbias)) status = backward_kv_prepare(&run);

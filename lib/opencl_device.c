@@ -3,7 +3,7 @@
 
 #include "config.h"
 
-#include "opencl.h"
+#include "opencl_nvidia.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -194,6 +194,25 @@ clattn_status opencl_device_find(clattn_context *context, const char *wanted, st
     return CLATTN_SUCCESS;
 }
 
+const char *const opencl_tiers[OPENCL_TIERS] = {"portable", "mma", "hopper"};
+
+int opencl_tier_number(const char *name)
+{
+    for (int i = 0; i < OPENCL_TIERS; i++)
+        if (strcmp(name, opencl_tiers[i]) == 0) return i;
+    return -1;
+}
+
+/* The tiers that the device's generation has, as far as CLATTN_TIER lets them. */
+static void device_tiers(const struct opencl_device *device, char *text, size_t bytes)
+{
+    const char *limit = getenv("CLATTN_TIER");
+    int highest = limit && *limit ? opencl_tier_number(limit) : OPENCL_TIERS - 1;
+    highest = MIN(highest, (int)nvidia_generation(device));
+    snprintf(text, bytes, "%s%s%s", opencl_tiers[0], highest >= NVIDIA_MMA ? " mma" : "",
+             highest >= NVIDIA_HOPPER ? " hopper" : "");
+}
+
 void opencl_device_info(const struct opencl_device *device, clattn_device_info *info)
 {
     info->backend = CLATTN_BACKEND_OPENCL;
@@ -201,7 +220,7 @@ void opencl_device_info(const struct opencl_device *device, clattn_device_info *
     snprintf(info->name, sizeof info->name, "%s", device->name);
     snprintf(info->platform, sizeof info->platform, "%s", device->platform_name);
     snprintf(info->driver, sizeof info->driver, "%.60s, %.60s", device->driver, device->version);
-    snprintf(info->variants, sizeof info->variants, "portable");
+    device_tiers(device, info->variants, sizeof info->variants);
     info->memory_bytes = device->memory_bytes;
     info->max_alloc_bytes = device->alloc_max;
     info->local_bytes = device->local_bytes;

@@ -3,6 +3,7 @@
 
 #include "config.h"
 
+#include "opencl_nvidia.h"
 #include "opencl_options.h"
 
 #include <stdlib.h>
@@ -172,9 +173,11 @@ clattn_status opencl_forward(clattn_context *context, const struct forward_job *
     struct forward_tile_shape shape;
     struct opencl_options options;
     struct opencl_launch launch;
-    clattn_status status = opencl_check_lengths(context, problem);
+    bool done = false;
+    clattn_status status = nvidia_forward(context, job, &done);
+    if (status || done) return status;
+    status = opencl_check_lengths(context, problem);
     if (!status && opencl_dense_wanted(context, job)) {
-        bool done;
         status = opencl_dense(context, job, &done);
         if (status || done) return status;
     }

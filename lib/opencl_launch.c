@@ -80,29 +80,33 @@ void opencl_launch_kernel(struct opencl_launch *launch, const char *file, const 
 
 /* ---- memory of the launch ---- */
 
-static cl_mem launch_memory(struct opencl_launch *launch, const void *data, size_t bytes)
+static bool launch_has_room(struct opencl_launch *launch, int count)
 {
-    struct storage storage = {0};
-    if (launch->status) return NULL;
-    if (launch->temporary_count == OPENCL_TEMPORARIES) {
-        launch->status =
-            fail(launch->context, CLATTN_INTERNAL, "a launch has more than %d temporaries", OPENCL_TEMPORARIES);
-        return NULL;
-    }
-    launch->status = opencl_storage_copy(launch->context, data, bytes, &storage);
-    if (launch->status) return NULL;
-    launch->temporaries[launch->temporary_count++] = storage.mem;
-    return storage.mem;
+    if (launch->status) return false;
+    if (count < OPENCL_TEMPORARIES) return true;
+    launch->status =
+        fail(launch->context, CLATTN_INTERNAL, "a launch has more than %d temporaries", OPENCL_TEMPORARIES);
+    return false;
 }
 
 cl_mem opencl_launch_temporary(struct opencl_launch *launch, size_t bytes)
 {
-    return launch_memory(launch, NULL, bytes);
+    struct storage storage = {0};
+    if (!launch_has_room(launch, launch->temporary_count)) return NULL;
+    launch->status = opencl_workspace_take(launch->context, launch->queue, MAX(bytes, 1), &storage);
+    if (launch->status) return NULL;
+    launch->temporaries[launch->temporary_count++] = storage;
+    return storage.mem;
 }
 
 cl_mem opencl_launch_table(struct opencl_launch *launch, const void *data, size_t bytes)
 {
-    return launch_memory(launch, data, bytes);
+    struct storage storage = {0};
+    if (!launch_has_room(launch, launch->table_count)) return NULL;
+    launch->status = opencl_storage_copy(launch->context, data, bytes, &storage);
+    if (launch->status) return NULL;
+    launch->tables[launch->table_count++] = storage;
+    return storage.mem;
 }
 
 /* ---- arguments ---- */
@@ -253,7 +257,9 @@ clattn_status opencl_launch_end(struct opencl_launch *launch)
     if (launch->status != CLATTN_FORKED) launch_end_queue(launch);
     if (launch->kernel) clReleaseKernel(launch->kernel);
     for (int i = 0; i < launch->temporary_count; i++)
-        clReleaseMemObject(launch->temporaries[i]);
+        opencl_workspace_give(launch->context, launch->queue, launch->out_of_order, &launch->temporaries[i]);
+    for (int i = 0; i < launch->table_count; i++)
+        clReleaseMemObject(launch->tables[i].mem);
     return launch->status;
 }
 

@@ -77,13 +77,23 @@ static bool source_append(char **text, const char *name)
     return found && text_append(text, "\n", 1);
 }
 
-static clattn_status source_read(clattn_context *context, const char *file, char **text)
+/* common.cl and the file, or the files of a list "a.cl+b.cl" as they stand there. */
+static clattn_status source_read(clattn_context *context, const char *files, char **text)
 {
+    char name[64];
+    bool found = true;
     *text = NULL;
-    if (source_append(text, "common.cl") && source_append(text, file)) return CLATTN_SUCCESS;
+    if (!strchr(files, '+')) found = source_append(text, "common.cl");
+    for (const char *at = files; found && *at; at += *at == '+') {
+        size_t bytes = strcspn(at, "+");
+        snprintf(name, sizeof name, "%.*s", (int)MIN(bytes, sizeof name), at);
+        found = source_append(text, name);
+        at += bytes;
+    }
+    if (found) return CLATTN_SUCCESS;
     free(*text);
     *text = NULL;
-    return fail(context, CLATTN_INTERNAL, "there is no kernel source common.cl or %s", file);
+    return fail(context, CLATTN_INTERNAL, "a kernel source is missing: common.cl or one of %s", files);
 }
 
 /* ---- builds ---- */
@@ -140,6 +150,64 @@ static clattn_status build_from_source(clattn_context *context, const char *key,
     return status;
 }
 
+/* The program's binary for our device, with a zero behind it; NULL when the driver gives none. The caller's context may
+ * hold several devices. */
+static unsigned char *binary_of(const struct opencl *state, cl_program program, size_t *bytes)
+{
+    cl_uint count = 0;
+    cl_device_id devices[64];
+    size_t sizes[64] = {0};
+    unsigned char *binaries[64] = {0}, *own = NULL;
+    if (clGetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof count, &count, NULL) || count < 1 ||
+        count > 64)
+        return NULL;
+    if (clGetProgramInfo(program, CL_PROGRAM_DEVICES, count * sizeof *devices, devices, NULL)) return NULL;
+    if (clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, count * sizeof *sizes, sizes, NULL)) return NULL;
+    bool complete = true;
+    for (cl_uint i = 0; i < count; i++)
+        if (sizes[i] > 0) complete = (binaries[i] = calloc(sizes[i] + 1, 1)) != NULL && complete;
+    if (!complete || clGetProgramInfo(program, CL_PROGRAM_BINARIES, count * sizeof *binaries, binaries, NULL))
+        complete = false;
+    for (cl_uint i = 0; i < count; i++) {
+        if (complete && !own && devices[i] == state->device.id && sizes[i] > 0) {
+            own = binaries[i];
+            *bytes = sizes[i];
+        } else {
+            free(binaries[i]);
+        }
+    }
+    return own;
+}
+
+/* Replaces a program by the one whose text has the Hopper instructions in it; see opencl_hopper.c. */
+static clattn_status build_for_hopper(clattn_context *context, const char *key, cl_program *program)
+{
+    struct opencl *state = opencl_of(context);
+    size_t bytes = 0;
+    cl_int code = CL_INVALID_BINARY, binary_status = CL_SUCCESS;
+    char *message = NULL, *text = (char *)binary_of(state, *program, &bytes);
+    char *changed = text ? opencl_hopper_text(text) : NULL;
+    clReleaseProgram(*program);
+    *program = NULL;
+    if (changed) {
+        bytes = strlen(changed);
+        *program = clCreateProgramWithBinary(state->context, 1, &state->device.id, &bytes,
+                                             (const unsigned char **)(void *)&changed, &binary_status, &code);
+        if (!code) code = binary_status;
+        if (!code) code = clBuildProgram(*program, 1, &state->device.id, "", NULL, NULL);
+        if (code && *program) message = build_log(state, *program);
+    }
+    free(text);
+    free(changed);
+    if (!code) return CLATTN_SUCCESS;
+    if (*program) clReleaseProgram(*program);
+    *program = NULL;
+    clattn_status status = fail(context, CLATTN_INTERNAL, "%s does not build for sm_90a on '%s' (%d): %.1600s", key,
+                                state->device.name, code, message ? message : "");
+    free(message);
+    return status;
+}
+
 /* The program of a cache entry, if it is there and the driver takes it and it has the kernel. */
 static cl_program build_from_cache(struct opencl *state, const char *cache_key, const char *options,
                                    const char *kernel_name)
@@ -163,27 +231,12 @@ static cl_program build_from_cache(struct opencl *state, const char *cache_key, 
     return NULL;
 }
 
-/* The caller's context may hold several devices: the binary is the one of our device. */
 static void build_store(struct opencl *state, const char *cache_key, cl_program program)
 {
-    cl_uint count = 0;
-    cl_device_id devices[64];
-    size_t sizes[64] = {0};
-    unsigned char *binaries[64] = {0};
-    if (clGetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof count, &count, NULL) || count < 1 ||
-        count > 64)
-        return;
-    if (clGetProgramInfo(program, CL_PROGRAM_DEVICES, count * sizeof *devices, devices, NULL)) return;
-    if (clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, count * sizeof *sizes, sizes, NULL)) return;
-    bool complete = true;
-    for (cl_uint i = 0; i < count; i++)
-        if (sizes[i] > 0) complete = (binaries[i] = malloc(sizes[i])) != NULL && complete;
-    if (complete && !clGetProgramInfo(program, CL_PROGRAM_BINARIES, count * sizeof *binaries, binaries, NULL))
-        for (cl_uint i = 0; i < count; i++)
-            if (devices[i] == state->device.id && sizes[i] > 0)
-                opencl_cache_store(cache_key, binaries[i], sizes[i]);
-    for (cl_uint i = 0; i < count; i++)
-        free(binaries[i]);
+    size_t bytes = 0;
+    unsigned char *binary = binary_of(state, program, &bytes);
+    if (binary) opencl_cache_store(cache_key, binary, bytes);
+    free(binary);
 }
 
 static clattn_status program_build(clattn_context *context, const char *key, const char *file, const char *name,
@@ -196,10 +249,12 @@ static clattn_status program_build(clattn_context *context, const char *key, con
         return fail(context, CLATTN_INTERNAL, "the build options of %s are too long", file);
     clattn_status status = source_read(context, file, &text);
     if (status) return status;
-    char *cache_key = opencl_cache_key(&state->device, "program", all_options, text);
+    bool is_hopper = opencl_hopper_wanted(text);
+    char *cache_key = opencl_cache_key(&state->device, is_hopper ? "program for sm_90a" : "program", all_options, text);
     *program = cache_key ? build_from_cache(state, cache_key, all_options, name) : NULL;
     bool is_cached = *program != NULL;
     if (!is_cached) status = build_from_source(context, key, all_options, text, program);
+    if (!is_cached && !status && is_hopper) status = build_for_hopper(context, key, program);
     if (!is_cached && !status && cache_key) build_store(state, cache_key, *program);
     free(cache_key);
     free(text);

@@ -3,7 +3,7 @@
 
 #include "config.h"
 
-#include "opencl_tile.h"
+#include "opencl_nvidia.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -79,7 +79,10 @@ clattn_status opencl_pyramid_build(clattn_context *context, const struct pyramid
     struct opencl_launch launch;
     int64_t nodes[64];
     int levels = level_count(job->problem->kv_len_max, pyramid->leaf);
-    clattn_status status = opencl_check_lengths(context, job->problem);
+    bool done = false;
+    clattn_status status = nvidia_pyramid(context, job, &done);
+    if (status || done) return status;
+    status = opencl_check_lengths(context, job->problem);
     if (status) return status;
     opencl_launch_begin(context, job->sync, &launch);
     if (levels == 0) return opencl_launch_end(&launch); /* no keys */

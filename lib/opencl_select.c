@@ -3,7 +3,7 @@
 
 #include "config.h"
 
-#include "opencl_tile.h"
+#include "opencl_nvidia.h"
 
 #include <stdlib.h>
 
@@ -120,9 +120,11 @@ clattn_status opencl_select(clattn_context *context, const struct select_job *jo
     struct opencl_tile tile;
     struct opencl_options options;
     struct opencl_launch launch;
-    clattn_status status = opencl_check_lengths(context, problem);
+    bool done = false;
+    clattn_status status = nvidia_select(context, job, &done);
+    if (status || done) return status;
+    status = opencl_check_lengths(context, problem);
     if (!status && opencl_flat_wanted(context, job)) {
-        bool done;
         status = opencl_flat(context, job, &done);
         if (status || done) return status;
     }

@@ -94,8 +94,8 @@ static clattn_status selftest_run(clattn_context *context)
     return status;
 }
 
-/* All kernel sources: the result holds for them only. */
-static char *all_sources(void)
+/* The result of a test holds for these kernels only. */
+char *opencl_all_sources(void)
 {
     size_t bytes = 1, used = 0;
     for (unsigned i = 0; i < kernel_source_count; i++)
@@ -116,7 +116,7 @@ clattn_status opencl_selftest(clattn_context *context)
     static const char passed[] = "passed";
     size_t bytes = 0;
     clattn_status status;
-    char *sources = getenv("CLATTN_KERNEL_DIR") ? NULL : all_sources();
+    char *sources = getenv("CLATTN_KERNEL_DIR") ? NULL : opencl_all_sources();
     char *key = sources ? opencl_cache_key(&state->device, "self-test", state->tier, sources) : NULL;
     char *known = key ? opencl_cache_load(key, &bytes) : NULL;
     if (known) {

@@ -62,8 +62,8 @@ static clattn_status bounds_new(clattn_context *context, clattn_pyramid *pyramid
                                             &pyramid->parts);
 }
 
-static clattn_status pyramid_new(clattn_context *context, const struct problem *problem, int32_t leaf,
-                                 bool has_bounds, clattn_pyramid **result)
+clattn_status pyramid_new(clattn_context *context, const struct problem *problem, int32_t leaf,
+                          bool has_bounds, clattn_pyramid **result)
 {
     clattn_status status = CLATTN_OUT_OF_MEMORY;
     size_t count = (size_t)problem->count;

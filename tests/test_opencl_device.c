@@ -29,7 +29,7 @@ static int count_devices(void)
         if (info.backend == CLATTN_BACKEND_OPENCL) {
             assert_int_equal(info.index, devices);
             assert_true(info.name[0] && info.platform[0] && info.driver[0]);
-            assert_string_equal(info.variants, "portable");
+            assert_int_equal(strncmp(info.variants, "portable", 8), 0); /* the first of them */
             assert_true(info.memory_bytes > 0 && info.max_alloc_bytes > 0 && info.compute_units > 0);
             devices++;
         }
@@ -46,7 +46,7 @@ static void test_devices(void **state)
     assert_true(devices > 0);
     assert_int_equal(open_device("0", detail, &first), CLATTN_SUCCESS);
     assert_int_equal(first.index, 0);
-    assert_string_equal(first.variant, "portable");
+    assert_non_null(strstr(first.variants, first.variant));
 
     for (size_t i = 0; first.platform[i]; i++) /* any case of letters */
         part[i] = (char)((first.platform[i] >= 'a' && first.platform[i] <= 'z') ? first.platform[i] - 32
