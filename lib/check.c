@@ -22,6 +22,7 @@ clattn_status desc_copy(clattn_context *context, const char *name, void *copy, s
                         "%s.size is %zu and it uses fields that this library of size %zu does not know", name,
                         size, copy_bytes);
     memcpy(copy, desc, MIN(size, copy_bytes));
+    memcpy(copy, &copy_bytes, sizeof copy_bytes); /* the copy's own size: it may be passed on */
     return CLATTN_SUCCESS;
 }
 
