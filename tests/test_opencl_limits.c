@@ -208,6 +208,14 @@ static void test_backward_of_unequal_blocks(void **state)
 
 int main(void)
 {
+    clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
+    clattn_context *context = NULL;
+    desc.backend = CLATTN_BACKEND_OPENCL;
+    if (clattn_context_create(&desc, &context) == CLATTN_NO_DEVICE) {
+        puts("skipped: no OpenCL device");
+        return 77;
+    }
+    clattn_context_release(context);
     setenv("CLATTN_DENSE", "tiles", 1);
     setenv("CLATTN_CACHE_SIZE", "0", 1);
     const struct CMUnitTest tests[] = {
