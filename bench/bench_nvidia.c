@@ -199,6 +199,7 @@ static clattn_status run_select(struct case_data *c, const clattn_sync *sync)
     clattn_sync first = *sync;
     first.event = NULL;
     select.topk = c->topk;
+    select.selector = c->selector;
     clattn_status status = clattn_pyramid_build(bench.context, NULL, 64, &c->k, &c->pyramid, &first);
     return status ? status
                   : clattn_select(bench.context, NULL, &select, &c->q, &c->k, c->pyramid, &c->blocks, sync);
@@ -267,7 +268,7 @@ static const struct row {
     int64_t len;
     int kv_heads, group, dim, topk;
     float shared_part;
-    enum { RANDOM, SELECTED, SELECTION, EVERYTHING, GRADIENTS, STRIDES, DENSE } kind;
+    enum { RANDOM, SELECTED, SELECTION, EVERYTHING, GRADIENTS, STRIDES, DENSE, FLAT_MEANS, FLAT_EXACT } kind;
 } rows[] = {
     {"attention, random lists, 64K", 2.1, 1.5, 65536, 1, 16, 128, 8, 0, RANDOM},
     {"attention, PISA lists, correlated, 64K", 1.3, 0.6, 65536, 1, 16, 128, 8, 0.5f, SELECTED},
@@ -281,7 +282,14 @@ static const struct row {
     {"pyramid + PISA, correlated, 256K", 11.5, 7, 262144, 1, 16, 128, 8, 0.5f, SELECTION},
     {"pyramid + PISA, random, 256K", 11.5, 7, 262144, 1, 16, 128, 8, 0, SELECTION},
     {"pyramid + PISA, random, 16K", 0, 0, 16384, 1, 16, 128, 8, 0, SELECTION},
+    {"pyramid + PISA, random, 8K", 0, 0, 8192, 1, 16, 128, 8, 0, SELECTION},
     {"pyramid + PISA, random, 4K", 0, 0, 4096, 1, 16, 128, 8, 0, SELECTION},
+    {"pyramid + flat means, random, 16K", 0, 0, 16384, 1, 16, 128, 8, 0, FLAT_MEANS},
+    {"pyramid + flat means, random, 8K", 0, 0, 8192, 1, 16, 128, 8, 0, FLAT_MEANS},
+    {"pyramid + flat means, random, 4K", 0, 0, 4096, 1, 16, 128, 8, 0, FLAT_MEANS},
+    {"pyramid + flat exact, random, 16K", 0, 0, 16384, 1, 16, 128, 8, 0, FLAT_EXACT},
+    {"pyramid + flat exact, random, 8K", 0, 0, 8192, 1, 16, 128, 8, 0, FLAT_EXACT},
+    {"pyramid + flat exact, random, 4K", 0, 0, 4096, 1, 16, 128, 8, 0, FLAT_EXACT},
     {"build + select + attend, correlated, 64K", 5, 2.5, 65536, 1, 16, 128, 8, 0.5f, EVERYTHING},
     {"build + select + attend, random, 64K", 5, 2.5, 65536, 1, 16, 128, 8, 0, EVERYTHING},
     {"build + select + attend, correlated, 256K", 22, 11, 262144, 1, 16, 128, 8, 0.5f, EVERYTHING},
@@ -290,9 +298,14 @@ static const struct row {
     {"dense causal, 16K", 3.0, 1.9, 16384, 1, 16, 128, 0, 0, DENSE},
 };
 
+static bool is_selection(const struct row *row)
+{
+    return row->kind == SELECTION || row->kind == FLAT_MEANS || row->kind == FLAT_EXACT;
+}
+
 static void check_row(const struct row *row, struct case_data *c, char *verdict, size_t bytes)
 {
-    if (row->kind == SELECTION || row->kind == EVERYTHING || row->kind == SELECTED) {
+    if (is_selection(row) || row->kind == EVERYTHING || row->kind == SELECTED) {
         c->topk = row->topk;
         c->q_block = 1;
         c->list_heads = c->kv_heads;
@@ -301,7 +314,7 @@ static void check_row(const struct row *row, struct case_data *c, char *verdict,
         check_code("clFinish", clFinish(bench.queue));
         if (!check_lists(&bench, c, verdict, bytes)) return;
     }
-    if (row->kind == SELECTION) return;
+    if (is_selection(row)) return;
     check_code("forward", run_forward(c, NULL));
     if (!check_forward(&bench, c, verdict, bytes) || row->kind != GRADIENTS) return;
     clattn_sync sync = CLATTN_SYNC_INIT;
@@ -318,8 +331,12 @@ static void run_row(const struct row *row)
 {
     char verdict[256] = "";
     clattn_status (*const runs[])(struct case_data *, const clattn_sync *) = {
-        run_forward, run_forward, run_select, run_all, run_backward, run_forward, run_forward};
+        run_forward, run_forward, run_select,  run_all,    run_backward,
+        run_forward, run_forward, run_select, run_select};
     struct case_data c = case_new(row->len, row->kv_heads, row->group, row->dim, row->shared_part);
+    c.selector = row->kind == FLAT_MEANS   ? CLATTN_SELECT_FLAT_MEAN
+                 : row->kind == FLAT_EXACT ? CLATTN_SELECT_FLAT_LSE
+                                           : CLATTN_SELECT_PISA;
     if (row->kind == RANDOM || row->kind == GRADIENTS) lists_random(&c, row->topk);
     if (row->kind == STRIDES) lists_log_stride(&c);
     if (c.lists) lists_upload(&c);

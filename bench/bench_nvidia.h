@@ -26,6 +26,7 @@ struct bench {
 struct case_data {
     int64_t len;
     int kv_heads, group, dim, topk, q_block, list_heads;
+    clattn_selector selector; /* of lists that are chosen */
     int32_t *lists; /* [len / q_block][list_heads][topk] */
     clattn_tensor q, k, v, out, lse, dout, dq, dk, dv;
     clattn_blocks *blocks;

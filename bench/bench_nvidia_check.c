@@ -73,6 +73,7 @@ bool check_lists(const struct bench *bench, struct case_data *c, char *verdict, 
     int32_t *want = malloc(LAST_ROWS * row * sizeof *want);
     desc.backend = CLATTN_BACKEND_CPU;
     select.topk = c->topk;
+    select.selector = c->selector;
     check_code("clattn_context_create", clattn_context_create(&desc, &cpu));
     check_code("clattn_select", clattn_select(cpu, NULL, &select, &host_q, &host_k, NULL, &blocks, NULL));
     check_code("clattn_blocks_read", clattn_blocks_read(cpu, blocks, want, NULL));

@@ -59,9 +59,13 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     __local uchar ring[STAGES * (K_BYTES + V_BYTES)] __attribute__((aligned(1024)));
     __local uint queries[ROWS_TILE * K_CHUNKS * 4] __attribute__((aligned(1024)));
     __local ulong full[STAGES], empty[STAGES];
-    __local int row_end
+    __local volatile int row_end
         [ROWS_TILE]; /* first key that a row does not see, and the row's query: read anew for each block, */
-    __local uint row_query[ROWS_TILE]; /* because registers are what limits this kernel */
+    __local volatile uint row_query[ROWS_TILE]; /* because registers are what limits this kernel */
+    __local volatile int tile_end;     /* the last position that a row of this tile sees; a list is cut there */
+    /* The queries of each warpgroup. Without masks all have every block, but the test stays: it keeps the compiler from
+     * moving the next block's loads up to where no register is free. */
+    __local volatile uint members_of[WARPGROUPS];
     const uint t = (uint)get_local_id(0), lane = t & 31, g = lane >> 2, c = lane & 3, warpgroup = t >> 7;
     const uint kv_head = (uint)get_group_id(1);
     const uint tile = (uint)get_num_groups(0) - 1 - (uint)get_group_id(0); /* causal: the longest first */
@@ -75,10 +79,9 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     core += (ulong)kv_head * n_blocks * (K_BYTES + V_BYTES);
     tile_list += list_base + (ulong)entry * list_stride + kv_head * list_head_stride;
     tile_mask += list_base + (ulong)entry * list_stride + kv_head * list_head_stride;
-    /* the last position that a row of this tile sees; a list is cut there */
-    const uint last_query = first_query + (min(first + ROWS_TILE, rows) - 1) / GROUP;
-    const int visible = CAUSAL ? min((int)kv_len, (int)(last_query + 1 + kv_len - q_len)) : (int)kv_len;
     if (t == 0) {
+        const uint last_query = first_query + (min(first + ROWS_TILE, rows) - 1) / GROUP;
+        tile_end = CAUSAL ? min((int)kv_len, (int)(last_query + 1 + kv_len - q_len)) : (int)kv_len;
         for (uint s = 0; s < STAGES; s++) {
             barrier_init(full_address + 8 * s, 1);
             barrier_init(empty_address + 8 * s, 4 * WARPGROUPS);
@@ -89,7 +92,7 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     if (t == 0)
         for (uint j = 0; j < AHEAD && j < list_length; j++) {
             const int block = tile_list[j];
-            if (block < 0 || block * LEAF >= visible) break;
+            if (block < 0 || block * LEAF >= tile_end) break;
             barrier_expect(full_address + 8 * j, K_BYTES + V_BYTES);
             bulk_copy(ring_address + j * (K_BYTES + V_BYTES), core + (ulong)block * (K_BYTES + V_BYTES),
                       K_BYTES + V_BYTES, full_address + 8 * j);
@@ -108,10 +111,12 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         row_query[own_row] = x0;
         row_query[own_row + 8] = x1;
     }
-    const uint low_query = min(first + warpgroup * 64, rows - 1) / GROUP;
-    const uint high_query = min(first + warpgroup * 64 + 63, rows - 1) / GROUP;
-    const uint own =
-        MASKED ? (high_query < 31 ? (2u << high_query) - 1 : 0xffffffffu) & ~((1u << low_query) - 1) : 1;
+    if ((t & 127) == 0) {
+        const uint low_query = min(first + warpgroup * 64, rows - 1) / GROUP;
+        const uint high_query = min(first + warpgroup * 64 + 63, rows - 1) / GROUP;
+        members_of[warpgroup] =
+            MASKED ? (high_query < 31 ? (2u << high_query) - 1 : 0xffffffffu) & ~((1u << low_query) - 1) : 1;
+    }
     q += q_base + first_query * q_len_stride;
     /* queries into core matrices, in the same order of numbers as the keys */
 #pragma unroll
@@ -141,10 +146,10 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     for (uint j = 0; j < list_length; j++) {
         const uint stage = j % STAGES, phase = j / STAGES & 1;
         const int block = tile_list[j];
-        if (block < 0 || block * LEAF >= visible) break;
+        if (block < 0 || block * LEAF >= tile_end) break;
         if (t == 0 && j + AHEAD < list_length) {
             const int next = tile_list[j + AHEAD];
-            if (next >= 0 && next * LEAF < visible) {
+            if (next >= 0 && next * LEAF < tile_end) {
                 const uint fill = (j + AHEAD) % STAGES;
                 if (j >= STAGES - AHEAD) /* block j + AHEAD - STAGES has left the stage */
                     barrier_wait(empty_address + 8 * fill, ((j + AHEAD) / STAGES + 1) & 1);
@@ -157,7 +162,7 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         const uint members = MASKED ? tile_mask[j] : 1;
         const uint keys = ring_address + stage * (K_BYTES + V_BYTES);
         barrier_wait(full_address + 8 * stage, phase);
-        if (members & own) {
+        if (members & members_of[warpgroup]) {
             float4 s[8];
             warpgroup_scores_local(s, query_address, keys);
             int limit0 = row_end[own_row] - block * LEAF, limit1 = row_end[own_row + 8] - block * LEAF;

@@ -57,23 +57,26 @@ attention_token(__global const ushort *q, ulong q_base, ulong q_len_stride, ulon
         if (limit <= 0) continue;
         __global const uint4 *restrict kb = packed_k + (ulong)block * (LEAF / 8 * K_STEPS * 32);
         __global const uint4 *restrict vb = packed_v + (ulong)block * (LEAF / 16 * V_TILES * 32);
-#if DIM > 128 || DIM_V > 128 /* no room to keep the query: read anew for each block */
-        compiler_fence();
-        uint4 a0[K_STEPS], a1[K_STEPS];
-#pragma unroll
-        for (uint kk = 0; kk < K_STEPS; kk++) {
-            a0[kk] = load8(q + min(h0, (uint)GROUP - 1) * q_head_stride, 32 * kk + 8 * c, DIM);
-            a1[kk] = load8(q + min(h1, (uint)GROUP - 1) * q_head_stride, 32 * kk + 8 * c, DIM);
-        }
-#endif
         float4 s[8];
 #pragma unroll
-        for (uint n = 0; n < 8; n++) {
+        for (uint n = 0; n < 8; n++)
             s[n] = (float4)(0, 0, 0, 0);
+#if DIM > 128 || DIM_V > 128 /* no room to keep the query: a stretch of 32 columns at a time */
+#pragma unroll 1
+        for (uint kk = 0; kk < K_STEPS; kk++) {
+            const uint4 a0 = load8(q + min(h0, (uint)GROUP - 1) * q_head_stride, 32 * kk + 8 * c, DIM);
+            const uint4 a1 = load8(q + min(h1, (uint)GROUP - 1) * q_head_stride, 32 * kk + 8 * c, DIM);
+#pragma unroll
+            for (uint n = 0; n < 8; n++)
+                mma32(&s[n], a0, a1, kb[(n * K_STEPS + kk) * 32]);
+        }
+#else
+#pragma unroll
+        for (uint n = 0; n < 8; n++)
 #pragma unroll
             for (uint kk = 0; kk < K_STEPS; kk++)
                 mma32(&s[n], a0[kk], a1[kk], kb[(n * K_STEPS + kk) * 32]);
-        }
+#endif
         if (limit < LEAF) mask_scores(s, limit, limit, c);
         float2 top = row_max_of(s) * scale;
         top.x = fmax(row_max.x, top.x);
@@ -86,6 +89,7 @@ attention_token(__global const ushort *q, ulong q_base, ulong q_len_stride, ulon
             o[n] *= (float4)(keep.x, keep.x, keep.y, keep.y);
 #pragma unroll
         for (uint k = 0; k < 4; k++) {
+            if (DIM > 128 || DIM_V > 128) warp_fence(); /* loads stay behind it: no room for more of them */
             const uint p0 = pack2(s[2 * k].x, s[2 * k].y), p1 = pack2(s[2 * k].z, s[2 * k].w);
             const uint p2 = pack2(s[2 * k + 1].x, s[2 * k + 1].y), p3 = pack2(s[2 * k + 1].z, s[2 * k + 1].w);
 #pragma unroll
@@ -101,7 +105,10 @@ attention_token(__global const ushort *q, ulong q_base, ulong q_len_stride, ulon
     row_sum.x += shuffle_xor(row_sum.x, 2);
     row_sum.y += shuffle_xor(row_sum.y, 2);
     const float inv0 = row_sum.x > 0 ? 1.0f / row_sum.x : 0.0f, inv1 = row_sum.y > 0 ? 1.0f / row_sum.y : 0.0f;
-    out += out_base + (ulong)i * out_len_stride + (ulong)kv_head * GROUP * out_head_stride;
+    /* Where this item stands is asked again, since registers held from the start on would be spilled. */
+    const uint again = work_item_again(), column = again & 3, row = work_group_again() * WARPS + (again >> 5);
+    const uint head0 = (uint)get_group_id(2) * 16 + (again >> 2 & 7), head1 = head0 + 8;
+    out += out_base + (ulong)row * out_len_stride + (ulong)kv_head * GROUP * out_head_stride;
 #pragma unroll
     for (uint n = 0; n < V_QUADS; n++) {
         uint w0[4], w1[4];
@@ -110,14 +117,14 @@ attention_token(__global const ushort *q, ulong q_base, ulong q_len_stride, ulon
             w0[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].x * inv0, o[4 * n + w].y * inv0) : 0;
             w1[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].z * inv1, o[4 * n + w].w * inv1) : 0;
         }
-        const uint4 r0 = quad_transpose((uint4)(w0[0], w0[1], w0[2], w0[3]), c);
-        const uint4 r1 = quad_transpose((uint4)(w1[0], w1[1], w1[2], w1[3]), c);
-        if (h0 < GROUP) store8(out + h0 * out_head_stride, 32 * n + 8 * c, DIM_V, r0);
-        if (h1 < GROUP) store8(out + h1 * out_head_stride, 32 * n + 8 * c, DIM_V, r1);
+        const uint4 r0 = quad_transpose((uint4)(w0[0], w0[1], w0[2], w0[3]), column);
+        const uint4 r1 = quad_transpose((uint4)(w1[0], w1[1], w1[2], w1[3]), column);
+        if (head0 < GROUP) store8(out + head0 * out_head_stride, 32 * n + 8 * column, DIM_V, r0);
+        if (head1 < GROUP) store8(out + head1 * out_head_stride, 32 * n + 8 * column, DIM_V, r1);
     }
-    if (lse && c == 0) {
-        lse += lse_base + i * lse_len_stride + (ulong)kv_head * GROUP * lse_head_stride;
-        if (h0 < GROUP) lse[h0 * lse_head_stride] = row_sum.x > 0 ? (row_max.x + log2_fast(row_sum.x)) * LN2 : -INFINITY;
-        if (h1 < GROUP) lse[h1 * lse_head_stride] = row_sum.y > 0 ? (row_max.y + log2_fast(row_sum.y)) * LN2 : -INFINITY;
+    if (lse && column == 0) {
+        lse += lse_base + (ulong)row * lse_len_stride + (ulong)kv_head * GROUP * lse_head_stride;
+        if (head0 < GROUP) lse[head0 * lse_head_stride] = row_sum.x > 0 ? (row_max.x + log2_fast(row_sum.x)) * LN2 : -INFINITY;
+        if (head1 < GROUP) lse[head1 * lse_head_stride] = row_sum.y > 0 ? (row_max.y + log2_fast(row_sum.y)) * LN2 : -INFINITY;
     }
 }
