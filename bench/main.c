@@ -27,6 +27,7 @@ static const struct {
     {"demo", demo_main, "run attention on the bundled sample with every backend"},
     {"pattern", pattern_main, "count and draw a static pattern"},
     {"bench", bench_main, "measure devices, operations and selectors"},
+    {"compare", compare_main, "compare measurements across devices and versions, with charts"},
     {"simulate", simulate_main, "predict what tiles make of neighborhood attention"},
 };
 #define SUBCOMMANDS (sizeof subcommands / sizeof *subcommands)

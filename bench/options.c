@@ -120,8 +120,8 @@ static bool takes_value(const struct option_spec *spec)
     return spec->kind != OPTION_FLAG && spec->kind != OPTION_NO_FLAG && spec->kind != OPTION_SET;
 }
 
-bool options_parse(const struct option_spec *specs, const struct command_help *help, int argc, char **argv,
-                   int *status)
+bool options_parse_files(const struct option_spec *specs, const struct command_help *help, int argc,
+                         char **argv, char ***files, int *count_of_files, int *status)
 {
     struct option table[OPTIONS_MAX + 2] = {{0}};
     int count = 0, found;
@@ -158,10 +158,20 @@ bool options_parse(const struct option_spec *specs, const struct command_help *h
             return false;
         }
     }
-    if (optind < argc) {
-        program_usage("unexpected argument '%s'; see 'clattn %s --help'", argv[optind], argv[0]);
-        return false;
-    }
+    /* getopt_long() has moved what is no option behind the options. */
+    *files = argv + optind;
+    *count_of_files = argc - optind;
     *status = STATUS_OK;
     return true;
+}
+
+bool options_parse(const struct option_spec *specs, const struct command_help *help, int argc, char **argv,
+                   int *status)
+{
+    char **files;
+    int count;
+    if (!options_parse_files(specs, help, argc, argv, &files, &count, status)) return false;
+    if (count == 0) return true;
+    *status = program_usage("unexpected argument '%s'; see 'clattn %s --help'", files[0], argv[0]);
+    return false;
 }

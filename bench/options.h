@@ -40,6 +40,10 @@ struct command_help {
 bool options_parse(const struct option_spec *specs, const struct command_help *help, int argc, char **argv,
                    int *status);
 
+/* The same for subcommands that take files: argv's other words, [*count], in *files. */
+bool options_parse_files(const struct option_spec *specs, const struct command_help *help, int argc,
+                         char **argv, char ***files, int *count, int *status);
+
 /* The whole text as a number, decimal point in every locale. */
 bool parse_integer(const char *text, int64_t minimum, int64_t maximum, int64_t *value);
 bool parse_real(const char *text, double *value);

@@ -10,6 +10,7 @@ enum exit_status {
     STATUS_OK = 0,
     STATUS_FAILED = 1,
     STATUS_USAGE = 2,
+    STATUS_REGRESSION = 3, /* of clattn compare */
     STATUS_NO_DEVICE = 77 /* the device that was asked for is not there */
 };
 
@@ -21,6 +22,7 @@ int check_main(int argc, char **argv);
 int demo_main(int argc, char **argv);
 int pattern_main(int argc, char **argv);
 int bench_main(int argc, char **argv);
+int compare_main(int argc, char **argv);
 int simulate_main(int argc, char **argv);
 
 /* "clattn SUBCOMMAND: message" on standard error, control characters replaced. */

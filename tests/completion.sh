@@ -47,6 +47,8 @@ same "$subcommands" help ''
 same run ru
 same '' nonsense ''
 same '' help run ''
+same "$(lines 'a file.npy' inner)" compare ''
+same "$(lines 'a file.npy')" compare a.json a
 for name in $subcommands; do
     [[ $name == help ]] && continue
     # An option's line is indented by two; a table's or an example's does not begin with --.
