@@ -4,7 +4,8 @@
 
 /* The OpenCL runtime: one device, its programs, memory and launches.
  *
- *   opencl_device.c   platforms and devices, limits, quirks of implementations
+ *   opencl_device.c   platforms and devices, limits
+ *   opencl_quirks.c   quirks of implementations: cl/quirks.conf and the user's file
  *   opencl_program.c  sources, builds, the table of programs
  *   opencl_cache.c    binaries of programs on disk
  *   opencl_memory.c   storage, checks of the caller's memory
@@ -51,7 +52,9 @@ enum opencl_quirk {
     OPENCL_QUIRK_GROUP_REPORT = 1,    /* CL_KERNEL_WORK_GROUP_SIZE is too small for sizes that run */
     OPENCL_QUIRK_LOCAL_DOUBLED = 2,   /* CL_KERNEL_LOCAL_MEM_SIZE is twice the truth */
     OPENCL_QUIRK_LOCAL_UNLIMITED = 4, /* static local memory may exceed CL_DEVICE_LOCAL_MEM_SIZE */
-    OPENCL_QUIRK_FP16_HIDDEN = 8      /* half arithmetic works although cl_khr_fp16 is not listed */
+    OPENCL_QUIRK_FP16_HIDDEN = 8,     /* half arithmetic works although cl_khr_fp16 is not listed */
+    OPENCL_QUIRK_ONE_THREAD = 16,     /* threads that enqueue on one queue at the same time disturb its order */
+    OPENCL_QUIRK_NO_SUBGROUPS = 32    /* subgroup functions are listed and do not work */
 };
 
 struct opencl_device {
@@ -68,11 +71,20 @@ struct opencl_device {
     cl_uint compute_units;
     bool local_is_real; /* CL_LOCAL: local memory is faster than global memory (GPUs) */
     bool has_fp16, has_double;
-    unsigned quirks; /* enum opencl_quirk */
+    unsigned quirks;         /* enum opencl_quirk */
+    int tier_limit;          /* the highest tier that the quirk table allows */
+    char quirk_text[128];    /* its sections that apply, for the log */
+    char quirk_errors[512];  /* its lines that mean nothing, likewise */
 };
 
 /* Describes a device; false when the driver does not answer or the device has no compiler. */
 bool opencl_device_read(cl_platform_id platform, cl_device_id id, struct opencl_device *device);
+
+/* Applies the quirk table to a device that is described otherwise. */
+void opencl_quirks_read(struct opencl_device *device);
+
+/* Is `part` [bytes] in `text`, in any case of letters? */
+bool opencl_text_contains(const char *text, const char *part, size_t bytes);
 
 /* Device `index` of those that CLATTN_PLATFORMS lets through; false past the last. */
 bool opencl_device_at(int index, struct opencl_device *device);
@@ -128,6 +140,7 @@ struct opencl {
     bool out_of_order;    /* the caller's queue is */
     bool used_clblast;
     pthread_mutex_t lock; /* programs */
+    pthread_mutex_t queue_lock; /* recursive: see opencl_queue_lock */
     struct opencl_program *programs;
     pthread_mutex_t workspace_lock;
     struct opencl_workspace workspace;
@@ -216,6 +229,11 @@ void opencl_workspace_release(struct opencl *state);
 
 /* ---- launches ---- */
 
+/* Between these a thread has the queues for itself, on devices that need it (OPENCL_QUIRK_ONE_THREAD): from its first
+ * command to the clFlush or the end of the transfer behind the last one. */
+bool opencl_queue_lock(clattn_context *context); /* does the device need it? */
+void opencl_queue_unlock(clattn_context *context);
+
 enum { OPENCL_TEMPORARIES = 16 };
 
 /* The commands of one call, in order. */
@@ -224,6 +242,7 @@ struct opencl_launch {
     const clattn_sync *sync; /* NULL: opencl_launch_end waits */
     cl_command_queue queue;
     bool out_of_order;    /* barriers between our commands */
+    bool is_locked;       /* opencl_queue_lock */
     cl_event last;        /* event of the last command, once there is one */
     cl_kernel kernel;     /* that the next run enqueues */
     char name[64];        /* its name, for messages */

@@ -135,6 +135,7 @@ static clattn_status open_tier(clattn_context *context, const clattn_context_des
     const char *limit = getenv("CLATTN_TIER");
     int highest = limit && *limit ? opencl_tier_number(limit) : OPENCL_TIERS - 1;
     int wanted = desc->variant ? opencl_tier_number(desc->variant) : highest;
+    highest = MIN(highest, state->device.tier_limit);
     state->tier = opencl_tiers[0];
     if (highest < 0)
         return fail(context, CLATTN_NO_DEVICE, "CLATTN_TIER is '%s'; portable, mma or hopper are known", limit);
@@ -159,9 +160,21 @@ static void opencl_close(clattn_context *context)
     }
     nvidia_close(state);
     pthread_mutex_destroy(&state->workspace_lock);
+    pthread_mutex_destroy(&state->queue_lock);
     pthread_mutex_destroy(&state->lock);
     free(state);
     context->state = NULL;
+}
+
+static void log_quirks(clattn_context *context)
+{
+    const struct opencl_device *device = &opencl_of(context)->device;
+    if (*device->quirk_errors) log_line(context, CLATTN_LOG_WARNING, "quirk table: %s", device->quirk_errors);
+    if (*device->quirk_text)
+        log_line(context, CLATTN_LOG_INFO,
+                 "quirks of '%s' apply to '%s': flags %#x, tiers to %s, local memory %llu, work-groups to %zu",
+                 device->quirk_text, device->name, device->quirks, opencl_tiers[device->tier_limit],
+                 (unsigned long long)device->local_bytes, device->group_max);
 }
 
 static clattn_status opencl_open(clattn_context *context, const clattn_context_desc *desc)
@@ -171,9 +184,15 @@ static clattn_status opencl_open(clattn_context *context, const clattn_context_d
     state->pid = getpid();
     pthread_mutex_init(&state->lock, NULL);
     pthread_mutex_init(&state->workspace_lock, NULL);
+    pthread_mutexattr_t recursive;
+    pthread_mutexattr_init(&recursive);
+    pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&state->queue_lock, &recursive);
+    pthread_mutexattr_destroy(&recursive);
     context->state = state;
     clattn_status status = desc->cl_context ? open_shared(context, desc) : open_device(context, desc);
     if (!status) status = open_queue(context, desc);
+    if (!status) log_quirks(context);
     if (!status) status = open_tier(context, desc);
     if (!status) svm_find(&state->device, &state->svm);
     if (!status && desc->backend == CLATTN_BACKEND_AUTO) status = opencl_selftest(context);

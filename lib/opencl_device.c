@@ -14,8 +14,7 @@ enum { PLATFORMS_MAX = 64, DEVICES_MAX = 64 };
 
 /* ---- text ---- */
 
-/* Is `part` [bytes] in `text`, in any case of letters? */
-static bool contains(const char *text, const char *part, size_t bytes)
+bool opencl_text_contains(const char *text, const char *part, size_t bytes)
 {
     for (; *text; text++) {
         size_t i = 0;
@@ -34,10 +33,10 @@ static bool platform_wanted(const char *name)
     while (list && *list) {
         size_t bytes = strcspn(list, ",");
         if (list[0] == '-') {
-            if (bytes > 1 && contains(name, list + 1, bytes - 1)) return false;
+            if (bytes > 1 && opencl_text_contains(name, list + 1, bytes - 1)) return false;
         } else if (bytes > 0) {
             has_names = true;
-            named = named || contains(name, list, bytes);
+            named = named || opencl_text_contains(name, list, bytes);
         }
         list += bytes + (list[bytes] == ',');
     }
@@ -52,16 +51,6 @@ static int version_number(const char *text)
 }
 
 /* ---- one device ---- */
-
-static const struct {
-    const char *platform; /* part of the platform's name */
-    unsigned quirks;
-} quirks[] = {
-    /* Mesa 22.3: reports 32 under a reqd_work_group_size of 256 that runs, and twice the local memory. */
-    {"rusticl", OPENCL_QUIRK_GROUP_REPORT | OPENCL_QUIRK_LOCAL_DOUBLED},
-    /* 580: reports 48 KiB and no fp16; static arrays of 224 KiB and half arithmetic work. */
-    {"NVIDIA", OPENCL_QUIRK_LOCAL_UNLIMITED | OPENCL_QUIRK_FP16_HIDDEN},
-};
 
 /* A text property, cut to `bytes`; empty when the driver does not answer. */
 static void device_text(cl_device_id id, cl_device_info what, char *text, size_t bytes)
@@ -128,9 +117,7 @@ bool opencl_device_read(cl_platform_id platform, cl_device_id id, struct opencl_
     device->local_is_real = local_type == CL_LOCAL;
     device->has_fp16 = has_extension(id, "cl_khr_fp16");
     device->has_double = has_extension(id, "cl_khr_fp64");
-    for (size_t i = 0; i < sizeof quirks / sizeof *quirks; i++)
-        if (contains(device->platform_name, quirks[i].platform, strlen(quirks[i].platform)))
-            device->quirks |= quirks[i].quirks;
+    opencl_quirks_read(device);
     return true;
 }
 
@@ -178,8 +165,8 @@ clattn_status opencl_device_find(clattn_context *context, const char *wanted, st
     if (wanted && *wanted) {
         for (int i = 0; opencl_device_at(i, device); i++)
             if (is_index(wanted) ? i == atoi(wanted)
-                                 : contains(device->name, wanted, strlen(wanted)) ||
-                                       contains(device->platform_name, wanted, strlen(wanted)))
+                                 : opencl_text_contains(device->name, wanted, strlen(wanted)) ||
+                                       opencl_text_contains(device->platform_name, wanted, strlen(wanted)))
                 return CLATTN_SUCCESS;
         opencl_device_at(0, device);
         return fail(context, CLATTN_NO_DEVICE,
@@ -208,7 +195,7 @@ static void device_tiers(const struct opencl_device *device, char *text, size_t 
 {
     const char *limit = getenv("CLATTN_TIER");
     int highest = limit && *limit ? opencl_tier_number(limit) : OPENCL_TIERS - 1;
-    highest = MIN(highest, (int)nvidia_generation(device));
+    highest = MIN(MIN(highest, device->tier_limit), (int)nvidia_generation(device));
     snprintf(text, bytes, "%s%s%s", opencl_tiers[0], highest >= NVIDIA_MMA ? " mma" : "",
              highest >= NVIDIA_HOPPER ? " hopper" : "");
 }

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void launch_fail(struct opencl_launch *launch, cl_int code, const char *what)
 {
@@ -25,6 +26,29 @@ static void launch_replace_last(struct opencl_launch *launch, cl_event event)
 {
     if (launch->last) clReleaseEvent(launch->last);
     launch->last = event;
+}
+
+/* ---- one thread at a time ---- */
+
+/* In a forked child the lock may belong to a thread that is not there; the child may not use the queue anyway.
+ */
+static bool queue_is_locked(const struct opencl *state)
+{
+    return (state->device.quirks & OPENCL_QUIRK_ONE_THREAD) && state->pid == getpid();
+}
+
+bool opencl_queue_lock(clattn_context *context)
+{
+    struct opencl *state = opencl_of(context);
+    if (!queue_is_locked(state)) return false;
+    pthread_mutex_lock(&state->queue_lock);
+    return true;
+}
+
+void opencl_queue_unlock(clattn_context *context)
+{
+    struct opencl *state = opencl_of(context);
+    if (queue_is_locked(state)) pthread_mutex_unlock(&state->queue_lock);
 }
 
 /* ---- begin ---- */
@@ -54,6 +78,7 @@ void opencl_launch_begin(clattn_context *context, const clattn_sync *sync, struc
     launch->status = opencl_check_process(context);
     if (launch->status) return;
     launch->queue = sync && sync->queue ? sync->queue : state->queue;
+    launch->is_locked = opencl_queue_lock(context);
     launch->status = queue_check(launch);
     if (launch->status || !launch->out_of_order) return;
     cl_event event = NULL;
@@ -242,9 +267,11 @@ static void launch_end_queue(struct opencl_launch *launch)
                     "clEnqueueMarkerWithWaitList");
         launch->last = event;
     }
+    if (launch->last && (sync || launch->is_locked)) launch_fail(launch, clFlush(launch->queue), "clFlush");
+    if (launch->is_locked) opencl_queue_unlock(launch->context);
+    launch->is_locked = false;
     if (!launch->last) return;
     if (!sync) launch_wait(launch);
-    if (sync) launch_fail(launch, clFlush(launch->queue), "clFlush");
     if (!launch->status && sync && sync->event) {
         *sync->event = launch->last;
         launch->last = NULL;
@@ -267,6 +294,8 @@ clattn_status opencl_finish(clattn_context *context, const clattn_sync *sync)
 {
     clattn_status status = opencl_check_process(context);
     if (status) return status;
+    opencl_queue_lock(context);
     cl_int code = clFinish(sync && sync->queue ? sync->queue : opencl_of(context)->queue);
+    opencl_queue_unlock(context);
     return code ? opencl_fail(context, code, "clFinish") : CLATTN_SUCCESS;
 }

@@ -55,30 +55,34 @@ clattn_status opencl_transfer_begin(clattn_context *context)
     return code ? opencl_fail(context, code, "clEnqueueBarrierWithWaitList") : CLATTN_SUCCESS;
 }
 
+/* `to` or `from` the storage; the other one is NULL. */
+static clattn_status storage_move(clattn_context *context, const struct storage *storage, size_t offset,
+                                  void *to, const void *from, size_t bytes)
+{
+    double start = seconds_now();
+    cl_command_queue queue = opencl_of(context)->queue;
+    cl_int code = CL_SUCCESS;
+    opencl_queue_lock(context);
+    clattn_status status = opencl_transfer_begin(context);
+    if (!status && bytes > 0)
+        code = to ? clEnqueueReadBuffer(queue, storage->mem, CL_TRUE, offset, bytes, to, 0, NULL, NULL)
+                  : clEnqueueWriteBuffer(queue, storage->mem, CL_TRUE, offset, bytes, from, 0, NULL, NULL);
+    opencl_queue_unlock(context);
+    if (code) status = opencl_fail(context, code, to ? "clEnqueueReadBuffer" : "clEnqueueWriteBuffer");
+    if (!status && bytes > 0) stats_add_transfer(context, seconds_now() - start);
+    return status;
+}
+
 clattn_status opencl_storage_write(clattn_context *context, struct storage *storage, const void *data,
                                    size_t bytes)
 {
-    double start = seconds_now();
-    clattn_status status = opencl_transfer_begin(context);
-    if (status || bytes == 0) return status;
-    cl_int code =
-        clEnqueueWriteBuffer(opencl_of(context)->queue, storage->mem, CL_TRUE, 0, bytes, data, 0, NULL, NULL);
-    if (code) return opencl_fail(context, code, "clEnqueueWriteBuffer");
-    stats_add_transfer(context, seconds_now() - start);
-    return CLATTN_SUCCESS;
+    return storage_move(context, storage, 0, NULL, data, bytes);
 }
 
 clattn_status opencl_storage_read(clattn_context *context, const struct storage *storage, size_t offset,
                                   void *data, size_t bytes)
 {
-    double start = seconds_now();
-    clattn_status status = opencl_transfer_begin(context);
-    if (status || bytes == 0) return status;
-    cl_int code = clEnqueueReadBuffer(opencl_of(context)->queue, storage->mem, CL_TRUE, offset, bytes, data, 0,
-                                      NULL, NULL);
-    if (code) return opencl_fail(context, code, "clEnqueueReadBuffer");
-    stats_add_transfer(context, seconds_now() - start);
-    return CLATTN_SUCCESS;
+    return storage_move(context, storage, offset, data, NULL, bytes);
 }
 
 /* ---- the caller's memory ---- */

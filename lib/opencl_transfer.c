@@ -213,14 +213,23 @@ static clattn_status transfer(clattn_context *context, bool upload, const clattn
     return status;
 }
 
+static clattn_status transfer_alone(clattn_context *context, bool upload, const clattn_tensor *host,
+                                    const clattn_tensor *device)
+{
+    opencl_queue_lock(context);
+    clattn_status status = transfer(context, upload, host, device);
+    opencl_queue_unlock(context);
+    return status;
+}
+
 clattn_status opencl_tensor_upload(clattn_context *context, const clattn_tensor *host,
                                    const clattn_tensor *device)
 {
-    return transfer(context, true, host, device);
+    return transfer_alone(context, true, host, device);
 }
 
 clattn_status opencl_tensor_download(clattn_context *context, const clattn_tensor *device,
                                      const clattn_tensor *host)
 {
-    return transfer(context, false, host, device);
+    return transfer_alone(context, false, host, device);
 }

@@ -7,6 +7,10 @@ mkdir -p "$CLATTN_CACHE_DIR" "$POCL_CACHE_DIR"
 chmod 700 "$CLATTN_CACHE_DIR"
 export CLATTN_CACHE_DIR POCL_CACHE_DIR XDG_CACHE_HOME
 
+# A user's quirk table is not asked.
+CLATTN_QUIRKS=
+export CLATTN_QUIRKS
+
 # Waiting threads sleep: tests run side by side, and spinning ones would steal each other's cores.
 OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY

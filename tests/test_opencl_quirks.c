@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: MIT */
+/* The quirk table and the user's file that is read after it, on an OpenCL that computes nothing: platform
+ * "fake", device "fake GPU", driver "1", version "OpenCL 1.2". */
+
+#include "config.h"
+
+#include "fake_opencl.h"
+#include "lib/opencl.h" /* before CMocka, whose `fail` is a macro */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* Below the folder of caches, which is there. */
+static const char path[] = "tests/cache/clattn/quirks.conf";
+
+static void file_write(const char *text)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+static struct opencl_device device_with(const char *text)
+{
+    struct opencl_device device;
+    file_write(text);
+    setenv("CLATTN_QUIRKS", path, 1);
+    assert_true(opencl_device_at(0, &device));
+    return device;
+}
+
+static void test_sections(void **state)
+{
+    (void)state;
+    struct opencl_device plain = device_with("");
+    assert_int_equal(plain.quirks, 0);
+    assert_int_equal(plain.tier_limit, OPENCL_TIERS - 1);
+    assert_string_equal(plain.quirk_text, "");
+
+    struct opencl_device device =
+        device_with("# a comment\n\n[first]\n platform = FAKE\n\tquirks=group-report,one-thread \r\n"
+                    "[other]\nplatform = rusticl\nquirks = fp16-hidden\n"
+                    "[second]\ndevice = fake gpu\ndriver = 1\nversion = 1.2\n"
+                    "quirks = -group-report local-doubled\ntier = portable\nlocal = 8192\n"
+                    "items = 64\n[third]\ndevice = fake\ndriver = 2\ntier = portable\n");
+    assert_int_equal(device.quirks, OPENCL_QUIRK_ONE_THREAD | OPENCL_QUIRK_LOCAL_DOUBLED);
+    assert_int_equal(device.tier_limit, 0);
+    assert_int_equal(device.local_bytes, 8192);
+    assert_int_equal(device.group_max, 64);
+    assert_string_equal(device.quirk_text, "first, second");
+    assert_string_equal(device.quirk_errors, "");
+
+    device = device_with("[more than there is]\nlocal = 99999999\nitems = 99999999\n");
+    assert_int_equal(device.local_bytes, plain.local_bytes);
+    assert_int_equal(device.group_max, plain.group_max);
+}
+
+/* Lines that mean nothing do nothing, and are named. */
+static void test_errors(void **state)
+{
+    static const char *const wrong[] = {
+        "platform = fake\n",  "[a]\nno line\n",    "[a]\nquirk = one-thread\n", "[a]\nquirks = two-threads\n",
+        "[a]\ntier = best\n", "[a]\nlocal = -1\n", "[a]\nitems = 0\n",          "[a]\nitems = 64k\n",
+        "[a\nitems = 64\n"};
+    (void)state;
+    struct opencl_device plain = device_with("");
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        struct opencl_device device = device_with(wrong[i]);
+        if (!strstr(device.quirk_errors, path)) fail_msg("nothing is said of: %s", wrong[i]);
+        assert_int_equal(device.quirks, plain.quirks);
+        assert_int_equal(device.local_bytes, plain.local_bytes);
+        assert_int_equal(device.group_max, plain.group_max);
+        assert_int_equal(device.tier_limit, plain.tier_limit);
+    }
+}
+
+/* The variable's file, else the user's folder; an empty name is none. */
+static void test_places(void **state)
+{
+    (void)state;
+    char folder[4096];
+    struct opencl_device device = device_with("[mine]\nquirks = one-thread\n");
+    assert_string_equal(device.quirk_text, "mine");
+    setenv("CLATTN_QUIRKS", "", 1);
+    assert_true(opencl_device_at(0, &device));
+    assert_string_equal(device.quirk_text, "");
+    unsetenv("CLATTN_QUIRKS");
+    const char *here = getenv("PWD");
+    assert_non_null(here);
+    snprintf(folder, sizeof folder, "%s/tests/cache", here);
+    setenv("XDG_CONFIG_HOME", folder, 1);
+    assert_true(opencl_device_at(0, &device));
+    assert_string_equal(device.quirk_text, "mine");
+    setenv("XDG_CONFIG_HOME", "/dev/null/no", 1);
+    assert_true(opencl_device_at(0, &device));
+    assert_string_equal(device.quirk_text, "");
+    setenv("CLATTN_QUIRKS", path, 1);
+}
+
+static char said[4096];
+
+static void log_keep(void *user, clattn_log_level level, const char *message)
+{
+    (void)user, (void)level;
+    strncat(said, message, sizeof said - strlen(said) - 1);
+}
+
+/* A context says what applies, and a limited tier is a decision with a reason. */
+static void test_log(void **state)
+{
+    (void)state;
+    clattn_context *context = NULL;
+    clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
+    file_write("[of this test]\nplatform = fake\nquirks = one-thread nonsense\nitems = 64\n");
+    desc.backend = CLATTN_BACKEND_OPENCL;
+    desc.log = log_keep;
+    desc.log_level = CLATTN_LOG_INFO;
+    assert_int_equal(clattn_context_create(&desc, &context), CLATTN_SUCCESS);
+    assert_non_null(strstr(said, "of this test"));
+    assert_non_null(strstr(said, "nonsense"));
+    clattn_context_release(context);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sections),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_places),
+        cmocka_unit_test(test_log),
+    };
+    int failures = cmocka_run_group_tests_name("opencl_quirks", tests, NULL, NULL);
+    unlink(path);
+    return failures;
+}
