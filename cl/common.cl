@@ -205,7 +205,11 @@ inline float sum16(float16 x)
 #define SUM(N) JOIN(sum, N)
 
 typedef float float1;
+typedef int int1;
 #define VECTOR(N) JOIN(float, N)
+#define BITS(N) JOIN(int, N)
+#define AS_BITS(N) JOIN(as_int, N)
+#define as_int1 as_int
 
 /* ---- sequences ---- */
 
