@@ -279,13 +279,17 @@ static bool is_seen(const char *kernel, size_t bytes)
     return false;
 }
 
-/* Kernels around the products of CLBlast, which would have to be a fake too. */
+/* Kernels around the products of CLBlast, which would have to be a fake too, and those of a step. */
 static void small_kernels(clattn_context *context)
 {
     static const char *const names[][3] = {
-        {"dense.cl", "dense_widen", "-DDTYPE=2"},   {"dense.cl", "dense_store", "-DDTYPE=2"},
-        {"dense.cl", "dense_softmax", "-DDTYPE=2"}, {"flat.cl", "flat_sum", "-DDTYPE=2"},
+        {"dense.cl", "dense_widen", "-DDTYPE=2"},
+        {"dense.cl", "dense_store", "-DDTYPE=2"},
+        {"dense.cl", "dense_softmax", "-DDTYPE=2"},
+        {"flat.cl", "flat_sum", "-DDTYPE=2"},
         {"flat.cl", "flat_best", "-DTOPK=64"},
+        {"merge.cl", "merge", "-DDTYPE=2 -DOUT_DTYPE=2 -DITEMS=64"},
+        {"quantize.cl", "quantize", "-DDTYPE=2 -DITEMS=64"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         cl_kernel kernel = NULL;
