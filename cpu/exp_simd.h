@@ -12,7 +12,8 @@
 
 static inline vec vec_exp(vec x)
 {
-    x = vec_max(vec_set(-104.0f), x); /* NaN stays: see vec_max */
+    vec below = x;
+    x = vec_where_less(x, vec_set(-104.0f), vec_zero(), x); /* NaN stays: see vec_max */
     x = vec_min(vec_set(89.0f), x);
     vec n = vec_round(vec_mul(x, vec_set(1.44269504088896341f)));
     vec r = vec_fma(n, vec_set(-0.693359375f), x);
@@ -24,7 +25,8 @@ static inline vec vec_exp(vec x)
     p = vec_fma(p, r, vec_set(1.6666665459e-1f));
     p = vec_fma(p, r, vec_set(5.0000001201e-1f));
     p = vec_fma(vec_mul(r, r), p, r);
-    return vec_scale_exponent(vec_add(p, vec_set(1)), n);
+    p = vec_scale_exponent(vec_add(p, vec_set(1)), n);
+    return vec_where_less(below, vec_set(-104.0f), vec_zero(), p);
 }
 
 /* tanh, and its slope 1 - tanh^2 without cancellation, both within 4 ulp; NaN for NaN.
