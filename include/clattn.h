@@ -753,8 +753,8 @@ typedef struct clattn_neighborhood_analysis {
     int perfect;            /* block-sparse without any mask: every query of a tile has the same window, made of whole tiles */
 } clattn_neighborhood_analysis;
 
-/* Analyses a desc with its tiles; where they are 0, the best ones are searched (bound_speedup, then perfect, then fewer
- * wasted pairs). Cost: microseconds a tile shape; the tokens are not visited. */
+/* Analyses a desc with its tiles; where they are 0, the best ones are searched (the fewest wasted pairs, then
+ * perfect). Cost: microseconds a tile shape; the tokens are not visited. */
 CLATTN_API clattn_status clattn_neighborhood_analyse(const clattn_neighborhood_desc *desc,
                                                      clattn_neighborhood_analysis *analysis);
 

@@ -187,6 +187,21 @@ static void test_analyser(void **state)
     assert_int_equal(clattn_neighborhood_analyse(&desc, &analysis), CLATTN_SUCCESS);
     assert_true(fabs(analysis.ideal_speedup - 11.11) < 0.005 && fabs(analysis.sparsity - 0.91) < 0.00005);
     assert_int_equal(analysis.kv_tile[0] * analysis.kv_tile[1] * analysis.kv_tile[2], 64);
+
+    /* Tiles that reach far over a short axis compute padding: the search must not take them. */
+    const int32_t short_axis[] = {16, 24, 40}, short_window[] = {9, 12, 12};
+    for (int a = 0; a < 3; a++) {
+        desc.length[a] = short_axis[a];
+        desc.window[a] = short_window[a];
+    }
+    assert_int_equal(clattn_neighborhood_analyse(&desc, &analysis), CLATTN_SUCCESS);
+    double computed = 64 * 64 * analysis.tile_pairs, all = analysis.tokens * analysis.tokens;
+    for (int a = 0; a < 3; a++) {
+        assert_true(analysis.q_tile[a] <= short_axis[a]);
+        desc.q_tile[a] = desc.kv_tile[a] = 4;
+    }
+    assert_int_equal(clattn_neighborhood_analyse(&desc, &analysis), CLATTN_SUCCESS);
+    assert_true(computed <= 64 * 64 * analysis.tile_pairs && all / computed > 4);
 }
 
 int main(void)
