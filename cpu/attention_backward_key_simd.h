@@ -227,16 +227,21 @@ static bool key_is_cut(const struct key_state *state, int64_t i)
     return ((const unsigned char *)blocks->mask->cut.host)[list * blocks->topk + low];
 }
 
-static void key_window(struct key_state *state, int64_t i)
+/* The window of query row i; false when it has no key of the piece. */
+static bool key_window(struct key_state *state, int64_t i)
 {
     const int32_t *window =
         (const int32_t *)state->job->blocks->mask->window.host + (state->tile->sequence->q_row + i) * 2 * AXES;
     const int32_t *origin = key_coordinate(state, 0);
     float *to = state->window + state->rows * 2 * AXES;
-    bool is_cut = key_is_cut(state, i);
+    bool is_cut = key_is_cut(state, i), sees = true;
     for (int a = 0; a < 2 * AXES; a++)
         to[a] = is_cut ? relative_coordinate(window[a], origin[a / 2]) : a % 2 ? INFINITY : -INFINITY;
-    state->partial |= is_cut;
+    for (int a = 0; a < AXES; a++)
+        sees = sees && to[2 * a] < (float)state->job->blocks->mask->kv_tile[a] && to[2 * a + 1] > 0 &&
+               to[2 * a] < to[2 * a + 1];
+    state->partial |= is_cut && sees;
+    return sees;
 }
 
 static void key_row(struct key_state *state, int64_t i, int32_t head)
@@ -250,6 +255,7 @@ static void key_row(struct key_state *state, int64_t i, int32_t head)
     int64_t row = sequence->q_row + i, n = state->rows;
     float lse = *(const float *)tensor_row(job->lse, sequence->batch, row, head);
     if (to <= 0 || from >= state->keys || lse == -INFINITY) return;
+    if (job->blocks && job->blocks->mask && !key_window(state, i)) return;
     rows_pack(tensor_row(job->q, sequence->batch, row, head), job->q->dtype, 0, 1, problem->dim,
               state->q + n * packed_stride(problem->dim));
     rows_pack(tensor_row(job->dout, sequence->batch, row, head), job->dout->dtype, 0, 1, problem->dim_v,
@@ -263,7 +269,6 @@ static void key_row(struct key_state *state, int64_t i, int32_t head)
     if (bias)
         state->bias[n] =
             *(const float *)tensor_row(bias, bias->batch == 1 ? 0 : sequence->batch, state->tile->block, head);
-    if (job->blocks && job->blocks->mask) key_window(state, i);
     if (++state->rows == ROWS) key_pack_done(state);
 }
 

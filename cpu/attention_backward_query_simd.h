@@ -119,18 +119,20 @@ static void query_lanes(struct query_state *state, const struct piece *piece, in
 {
     const struct problem *problem = state->job->problem;
     int vectors = lane_vectors(state->rows - lane);
-    int64_t lanes = vectors * WIDTH, count = piece->count;
+    int64_t lanes = vectors * WIDTH;
+    struct key_range range = view_range(&state->view, piece, lane, lanes);
     bool changes = view_changes(&state->view, piece), bends = problem->options.softcap != 0;
-    for (int64_t j = 0; j < count;)
+    if (range.first >= range.end) return;
+    for (int64_t j = range.first; j < range.end;)
         j += dot_rows(state->q + lane * problem->dim, problem->dim, vectors, key.data + j * key.stride,
-                      key.stride, count - j, problem->scale, state->z + j * lanes);
-    for (int64_t j = 0; j < count;)
+                      key.stride, range.end - j, problem->scale, state->z + j * lanes);
+    for (int64_t j = range.first; j < range.end;)
         j += dot_rows(state->dout + lane * problem->dim_v, problem->dim_v, vectors,
-                      value.data + j * value.stride, value.stride, count - j, 1, state->dp + j * lanes);
+                      value.data + j * value.stride, value.stride, range.end - j, 1, state->dp + j * lanes);
     for (int64_t n = 0; n < lanes; n += WIDTH) {
         vec lse = vec_load(state->lse + lane + n), delta = vec_load(state->delta + lane + n);
-        if (changes) view_logits(&state->view, piece, lane + n, state->z + n, lanes, state->slope + n);
-        for (int64_t j = 0; j < count; j++)
+        if (changes) view_logits(&state->view, piece, range, lane + n, state->z + n, lanes, state->slope + n);
+        for (int64_t j = range.first; j < range.end; j++)
             gradients_of_logits(state->z + j * lanes + n, state->dp + j * lanes + n, lse, delta,
                                 bends ? state->slope + j * lanes + n : NULL, problem->scale);
     }

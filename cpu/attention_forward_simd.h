@@ -29,6 +29,7 @@ struct forward_state {
     float *row_max, *row_sum;       /* [rows] */
     float *correction;              /* [rows] exp(old row_max - new row_max) */
     float *visible;                 /* of the view */
+    struct key_range *ranges;       /* [lane group] keys of the piece that some row sees */
     float *key;                     /* packed keys: see dot_keys */
     float *value;                   /* [block][2 * WIDTH] packed values of one panel */
     float *key_scale, *value_scale; /* [block] of INT8 */
@@ -45,8 +46,9 @@ static size_t state_layout(const struct forward_job *job, int64_t rows, void *sc
 {
     const struct problem *problem = job->problem;
     int64_t lanes = rows_padded(rows), block = piece_capacity(job->blocks);
+    int64_t range_floats = lanes / LANES_MAX * (int64_t)(sizeof(struct key_range) / sizeof(float));
     struct {
-        float **part;
+        void *part;
         int64_t floats;
     } parts[] = {
         {&state->q, lanes * problem->dim},
@@ -56,6 +58,7 @@ static size_t state_layout(const struct forward_job *job, int64_t rows, void *sc
         {&state->row_sum, lanes},
         {&state->correction, lanes},
         {&state->visible, tile_view_floats(problem, job->blocks, lanes)},
+        {&state->ranges, range_floats},
         {&state->key, CHUNK_ROWS_MAX * packed_stride(problem->dim)},
         {&state->value, block * LANES_MAX},
         {&state->key_scale, block},
@@ -63,7 +66,7 @@ static size_t state_layout(const struct forward_job *job, int64_t rows, void *sc
     };
     size_t used = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (scratch) *parts[i].part = (float *)((char *)scratch + used);
+        if (scratch) *(void **)parts[i].part = (char *)scratch + used;
         used += (size_t)round_up(parts[i].floats * (int64_t)sizeof(float), 64);
     }
     state->block = block;
@@ -115,17 +118,18 @@ struct block_view {
 static void softmax_lanes(struct forward_state *state, const struct block_view *block, int64_t first,
                           int vectors)
 {
+    struct key_range range = state->ranges[first / LANES_MAX];
     bool changes = view_changes(&state->view, &block->piece);
     for (int n = 0; n < vectors; n++) {
-        int64_t lane = first + n * WIDTH, lanes = vectors * WIDTH, count = block->piece.count;
+        int64_t lane = first + n * WIDTH, lanes = vectors * WIDTH;
         float *z = state->logits + first * state->block + n * WIDTH;
         vec old_max = vec_load(state->row_max + lane), new_max = old_max;
-        if (changes) view_logits(&state->view, &block->piece, lane, z, lanes, NULL);
-        for (int64_t j = 0; j < count; j++)
+        if (changes) view_logits(&state->view, &block->piece, range, lane, z, lanes, NULL);
+        for (int64_t j = range.first; j < range.end; j++)
             new_max = vec_max(vec_load(z + j * lanes), new_max);
         /* A row that has seen nothing subtracts 0: its weights are exp(-inf) = 0. */
         vec shift = vec_where_less(vec_set(-INFINITY), new_max, new_max, vec_zero()), sum = vec_zero();
-        for (int64_t j = 0; j < count; j++) {
+        for (int64_t j = range.first; j < range.end; j++) {
             vec weight = vec_exp(vec_sub(vec_load(z + j * lanes), shift));
             vec_store(z + j * lanes, weight);
             sum = vec_add(sum, weight);
@@ -278,6 +282,9 @@ static void block_open(struct forward_state *state, struct block_view *block)
 {
     const struct options *options = &state->job->problem->options;
     view_open(&state->view, &block->piece);
+    for (int64_t first = 0; first < state->rows; first += LANES_MAX)
+        state->ranges[first / LANES_MAX] =
+            view_range(&state->view, &block->piece, first, lane_vectors(state->rows - first) * WIDTH);
     if (!options->k_scale) return;
     block->key.scale = block_scales(state, options->k_scale, &block->piece, state->key_scale);
     block->value.scale = block_scales(state, options->v_scale, &block->piece, state->value_scale);
@@ -354,10 +361,11 @@ static void forward_tile_simd(const struct forward_job *job, const struct forwar
         block = next;
         more = block_next(&state, &next);
         block_open(&state, &block);
-        dot_keys(state.q, state.rows, &block.key, job->problem->scale, state.logits, state.block, state.key,
-                 &block.value);
+        dot_keys_seen(state.q, state.rows, &block.key, job->problem->scale, state.ranges, state.logits,
+                      state.block, state.key, &block.value);
         for (int64_t first = 0; first < state.rows; first += LANES_MAX)
-            softmax_lanes(&state, &block, first, lane_vectors(state.rows - first));
+            if (state.ranges[first / LANES_MAX].first < state.ranges[first / LANES_MAX].end)
+                softmax_lanes(&state, &block, first, lane_vectors(state.rows - first));
         block_values(&state, &block, more ? &next.key : NULL);
     }
     state_finish(&state);

@@ -144,9 +144,11 @@ static inline int32_t dot_rows(const float *q, int32_t dim, int vectors, const f
 enum { CHUNK_ROWS_MAX = DOT_ROWS_1 > 2 * DOT_ROWS_2 ? DOT_ROWS_1 : 2 * DOT_ROWS_2 };
 
 /* Logits of all lane groups:  q [lane group][dim][lanes], logits [lane group][capacity][lanes], capacity >=
- * keys->count; pack [CHUNK_ROWS_MAX][packed_stride(dim)]. Meanwhile `next` (NULL: nothing) is prefetched. */
-static inline void dot_keys(const float *q, int64_t query_rows, const struct rows *keys, float scale,
-                            float *logits, int64_t capacity, float *pack, const struct rows *next)
+ * keys->count; pack [CHUNK_ROWS_MAX][packed_stride(dim)]. ranges [lane group]: the keys that a group needs
+ * (NULL: all). Meanwhile `next` (NULL: nothing) is prefetched. */
+static inline void dot_keys_seen(const float *q, int64_t query_rows, const struct rows *keys, float scale,
+                                 const struct key_range *ranges, float *logits, int64_t capacity, float *pack,
+                                 const struct rows *next)
 {
     int32_t dim = keys->dim;
     int64_t tile = lane_vectors(query_rows) == 1 ? DOT_ROWS_1 : DOT_ROWS_2;
@@ -161,17 +163,25 @@ static inline void dot_keys(const float *q, int64_t query_rows, const struct row
         for (int64_t first = 0; first < query_rows; first += LANES_MAX) {
             int vectors = lane_vectors(query_rows - first);
             float *to = logits + first * capacity + j * vectors * WIDTH;
-            for (int64_t done = 0; done < count;) {
+            struct key_range range = ranges ? ranges[first / LANES_MAX] : (struct key_range){0, keys->count};
+            int64_t end = MIN(range.end - j, count);
+            for (int64_t done = MAX(range.first - j, 0); done < end;) {
                 bool more = next && first == 0 && j + done < next->count;
                 struct ahead ahead = {(const char *)key.data, 0};
                 if (more)
                     ahead = (struct ahead){next->data + (j + done) * stride_bytes(next), stride_bytes(next)};
                 done += dot_rows_ahead(q + first * dim, dim, vectors, key.data + done * key.stride, key.stride,
-                                       count - done, scale, to + done * vectors * WIDTH, ahead,
+                                       end - done, scale, to + done * vectors * WIDTH, ahead,
                                        more ? ahead_bytes : 0);
             }
         }
     }
+}
+
+static inline void dot_keys(const float *q, int64_t query_rows, const struct rows *keys, float scale,
+                            float *logits, int64_t capacity, float *pack, const struct rows *next)
+{
+    dot_keys_seen(q, query_rows, keys, scale, NULL, logits, capacity, pack, next);
 }
 
 #endif

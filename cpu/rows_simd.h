@@ -156,6 +156,11 @@ static inline struct float_rows key_rows(const void *rows, clattn_dtype dtype, i
     return rows_pack(rows, dtype, stride, count, dim, to);
 }
 
+/* Rows of keys first .. end - 1; empty when end <= first. */
+struct key_range {
+    int64_t first, end;
+};
+
 enum { LINE = 64 }; /* bytes of a cache line */
 
 static inline int64_t row_lines(const struct rows *rows)

@@ -196,6 +196,8 @@ struct element_mask {
     struct storage cut;        /* [list rows][topk] uint8: 1 where the block needs the mask */
     struct storage window;     /* [q rows][3][2] int32 lo, hi */
     struct storage coordinate; /* [kv rows][3] int32; -1 is in no window */
+    int32_t kv_tile[3]; /* a cut block is a box of coordinates of this shape, the last axis fastest; those
+                           past the layout's end are in no window */
 };
 
 enum { BLOCKS_UNIONS = 4 };

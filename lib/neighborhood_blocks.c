@@ -4,6 +4,7 @@
 #include "neighborhood.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* One query tile along one axis: key tiles first .. last that it visits, and those of them that none of its
  * windows cuts. */
@@ -159,6 +160,7 @@ clattn_status neighborhood_blocks(clattn_context *context, clattn_neighborhood *
         status = context->backend->storage_write(context, &plan->blocks->counts, lists.counts,
                                                  rows * sizeof *lists.counts);
     struct element_mask *mask = plan->blocks->mask;
+    memcpy(mask->kv_tile, plan->kv.tile, sizeof mask->kv_tile);
     if (!status) status = store(context, &mask->cut, lists.cut, entries);
     if (!status) status = store(context, &mask->window, window, window_count * sizeof *window);
     if (!status) status = store(context, &mask->coordinate, coordinate, coordinate_count * sizeof *coordinate);
