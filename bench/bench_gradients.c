@@ -92,7 +92,7 @@ static void compare(struct squares *sum, double *worst, const float *got, const 
     }
 }
 
-/* DESIGN, "Numbers": relative root mean square of a tensor. */
+/* Relative root mean square of a tensor. */
 static void judge(const struct bench_case *s, struct squares sum, struct bench_verdict *verdict)
 {
     double relative = sqrt(sum.difference / sum.size) / (s->dtype == CLATTN_FLOAT32 ? 1e-5 : 5e-3);

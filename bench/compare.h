@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * How far a float32 result may be from the oracle (DESIGN: "Numbers"). */
+ * How far a float32 result may be from the oracle. */
 #ifndef CLATTN_BENCH_COMPARE_H
 #define CLATTN_BENCH_COMPARE_H
 

@@ -77,7 +77,7 @@ static bool build_means(struct walk *walk)
     return false;
 }
 
-/* The score of one head for the children begin..end of a level, see SPEC section 3; raises the error bound. */
+/* The score of one head for the children begin..end of a level; raises the error bound. */
 static double head_score(struct walk *walk, const float *q, int level, int64_t begin, int64_t end)
 {
     const int32_t dim = walk->problem->shape->dim;

@@ -49,7 +49,7 @@ static void inputs_free(struct inputs *in)
 
 /* ---- the deciding gap, from the lists of the reference ---- */
 
-/* Score of one node by the formula of SPEC section 3: the sum over the group's heads. */
+/* Score of one node by the definition (clattn_selector in clattn.h): the sum over the group's heads. */
 static double node_score(const struct inputs *in, int64_t b, int64_t i, int h, int level, int64_t node,
                          double *error)
 {
