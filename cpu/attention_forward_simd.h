@@ -249,7 +249,7 @@ static struct rows block_rows(const struct forward_state *state, const clattn_te
 {
     const struct sequence *sequence = state->tile->sequence;
     int32_t kv_head = state->tile->head / state->job->problem->group;
-    return (struct rows){tensor_row(tensor, sequence->batch, sequence->k_row + piece->first, kv_head),
+    return (struct rows){sequence_row(tensor, sequence, piece->first, kv_head),
                          tensor->dtype,
                          tensor->len_stride,
                          piece->count,
@@ -270,11 +270,11 @@ static const float *block_scales(const struct forward_state *state, const clattn
 {
     const struct problem *problem = state->job->problem;
     const struct sequence *sequence = state->tile->sequence;
+    if (sequence->pages) /* one a key, in one piece */
+        return sequence_row(scales, sequence, piece->first, state->tile->head / problem->group);
     for (int64_t j = 0; j < piece->count; j++)
-        scale[j] =
-            *(const float *)tensor_row(scales, scales->batch == 1 ? 0 : sequence->batch,
-                                       (sequence->k_row + piece->first + j) / problem->options.scale_block,
-                                       state->tile->head / problem->group);
+        scale[j] = sequence_scale(&problem->options, scales, sequence, piece->first + j,
+                                  state->tile->head / problem->group);
     return scale;
 }
 

@@ -232,7 +232,8 @@ static clattn_status cpu_finish(clattn_context *context, const clattn_sync *sync
         .storage_read = cpu_storage_read, .tensor_upload = cpu_tensor_copy,                                    \
         .tensor_download = cpu_tensor_copy, .finish = cpu_finish, .pyramid_build = cpu_pyramid_build,          \
         .select = cpu_select, .forward = cpu_forward, .gather = cpu_gather, .merge = cpu_merge,                \
-        .quantize = cpu_quantize, .backward = cpu_backward,                                                    \
+        .quantize = cpu_quantize, .backward = cpu_backward, .cache_append = cpu_cache_append,                  \
+        .cache_copy = cpu_cache_copy, .cache_cut = cpu_cache_cut, .decode = cpu_decode,                        \
     }
 
 const struct backend backend_reference = CPU_BACKEND(CLATTN_BACKEND_REFERENCE, true, reference_open);

@@ -101,6 +101,12 @@ clattn_status cpu_gather(clattn_context *context, const struct gather_job *job);
 clattn_status cpu_merge(clattn_context *context, const struct merge_job *job);
 clattn_status cpu_quantize(clattn_context *context, const struct quantize_job *job);
 clattn_status cpu_backward(clattn_context *context, const struct backward_job *job);
+clattn_status cpu_cache_append(clattn_context *context, const struct cache_append_job *job);
+clattn_status cpu_cache_copy(clattn_context *context, clattn_cache *cache, const struct cache_copy *copies,
+                             int64_t count, const clattn_sync *sync);
+clattn_status cpu_cache_cut(clattn_context *context, clattn_cache *cache, int32_t sequence,
+                            const clattn_sync *sync);
+clattn_status cpu_decode(clattn_context *context, const struct decode_job *job);
 
 int cpu_threads(const clattn_context *context); /* that a parallel region of this context uses */
 void *cpu_scratch(size_t bytes);                /* 64-byte aligned, released by free */
@@ -114,6 +120,29 @@ static inline void *tensor_row(const clattn_tensor *tensor, int64_t batch, int64
         tensor->offset + batch * tensor->batch_stride + row * tensor->len_stride + head * tensor->head_stride;
     int bytes = tensor->dtype == CLATTN_FLOAT32 ? 4 : tensor->dtype == CLATTN_INT8 ? 1 : 2;
     return (char *)tensor->data + element * bytes;
+}
+
+/* Row of key or value j of a sequence. */
+static inline const void *sequence_row(const clattn_tensor *tensor, const struct sequence *sequence, int64_t j,
+                                       int64_t head)
+{
+    if (!sequence->pages) return tensor_row(tensor, sequence->batch, sequence->k_row + j, head);
+    return tensor_row(tensor, sequence->pages[j / sequence->page_size], j % sequence->page_size, head);
+}
+
+/* Rows that lie len_stride apart from key j on. */
+static inline int64_t sequence_row_run(const struct sequence *sequence, int64_t j)
+{
+    return sequence->pages ? sequence->page_size - j % sequence->page_size : INT64_MAX;
+}
+
+/* Scale of INT8 key or value j. */
+static inline float sequence_scale(const struct options *options, const clattn_tensor *scales,
+                                   const struct sequence *sequence, int64_t j, int64_t head)
+{
+    if (sequence->pages) return *(const float *)sequence_row(scales, sequence, j, head);
+    return *(const float *)tensor_row(scales, scales->batch == 1 ? 0 : sequence->batch,
+                                      (sequence->k_row + j) / options->scale_block, head);
 }
 
 static inline float load_element(const void *row, clattn_dtype dtype, int64_t i)
@@ -144,11 +173,11 @@ static inline void store_element(void *row, clattn_dtype dtype, int64_t i, float
     }
 }
 
-/* Means of one sequence and key head: node n of level l is means[level_first(l) + n]. */
+/* Means of one sequence and key head: node n of level l is means[level_first(pyramid_room, l) + n]. */
 static inline const float *pyramid_head(const clattn_pyramid *pyramid, int64_t sequence, int32_t kv_head)
 {
     int64_t first =
-        pyramid->first[sequence] + kv_head * pyramid_nodes(pyramid->kv_len[sequence], pyramid->leaf);
+        pyramid->first[sequence] + kv_head * pyramid_nodes(pyramid_room(pyramid, sequence), pyramid->leaf);
     return (const float *)pyramid->means.host + first * pyramid->dim;
 }
 
@@ -156,14 +185,14 @@ static inline const float *pyramid_head(const clattn_pyramid *pyramid, int64_t s
 static inline const float *pyramid_bounds_head(const clattn_pyramid *pyramid, int64_t sequence, int32_t kv_head)
 {
     int64_t first =
-        pyramid->first[sequence] + kv_head * pyramid_nodes(pyramid->kv_len[sequence], pyramid->leaf);
+        pyramid->first[sequence] + kv_head * pyramid_nodes(pyramid_room(pyramid, sequence), pyramid->leaf);
     return (const float *)pyramid->bounds.host + first * 2 * pyramid->dim;
 }
 
 static inline const float *pyramid_parts_head(const clattn_pyramid *pyramid, int64_t sequence, int32_t kv_head)
 {
-    int64_t first =
-        pyramid->first_leaf[sequence] + kv_head * level_nodes(pyramid->kv_len[sequence], pyramid->leaf, 1);
+    int64_t first = pyramid->first_leaf[sequence] +
+                    kv_head * level_nodes(pyramid_room(pyramid, sequence), pyramid->leaf, 1);
     return (const float *)pyramid->parts.host + first * LEAF_PARTS * 3 * pyramid->dim;
 }
 

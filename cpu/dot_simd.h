@@ -143,12 +143,13 @@ static inline int32_t dot_rows(const float *q, int32_t dim, int vectors, const f
  */
 enum { CHUNK_ROWS_MAX = DOT_ROWS_1 > 2 * DOT_ROWS_2 ? DOT_ROWS_1 : 2 * DOT_ROWS_2 };
 
-/* Logits of all lane groups:  q [lane group][dim][lanes], logits [lane group][capacity][lanes], capacity >=
- * keys->count; pack [CHUNK_ROWS_MAX][packed_stride(dim)]. ranges [lane group]: the keys that a group needs
- * (NULL: all). Meanwhile `next` (NULL: nothing) is prefetched. */
-static inline void dot_keys_seen(const float *q, int64_t query_rows, const struct rows *keys, float scale,
-                                 const struct key_range *ranges, float *logits, int64_t capacity, float *pack,
-                                 const struct rows *next)
+/* Logits of all lane groups:  q [lane group][dim][lanes], logits [lane group][capacity][lanes], of which the
+ * rows from `at` on are written, capacity >= at + keys->count; pack [CHUNK_ROWS_MAX][packed_stride(dim)].
+ * ranges [lane group]: the keys that a group needs (NULL: all). Meanwhile `next` (NULL: nothing) is prefetched.
+ */
+static inline void dot_keys_any(const float *q, int64_t query_rows, const struct rows *keys, float scale,
+                                const struct key_range *ranges, float *logits, int64_t capacity, int64_t at,
+                                float *pack, const struct rows *next)
 {
     int32_t dim = keys->dim;
     int64_t tile = lane_vectors(query_rows) == 1 ? DOT_ROWS_1 : DOT_ROWS_2;
@@ -162,7 +163,7 @@ static inline void dot_keys_seen(const float *q, int64_t query_rows, const struc
         if (keys->scale) panel_scale(keys->scale + j, count, dim, pack, key.stride);
         for (int64_t first = 0; first < query_rows; first += LANES_MAX) {
             int vectors = lane_vectors(query_rows - first);
-            float *to = logits + first * capacity + j * vectors * WIDTH;
+            float *to = logits + first * capacity + (at + j) * vectors * WIDTH;
             struct key_range range = ranges ? ranges[first / LANES_MAX] : (struct key_range){0, keys->count};
             int64_t end = MIN(range.end - j, count);
             for (int64_t done = MAX(range.first - j, 0); done < end;) {
@@ -178,10 +179,24 @@ static inline void dot_keys_seen(const float *q, int64_t query_rows, const struc
     }
 }
 
+static inline void dot_keys_seen(const float *q, int64_t query_rows, const struct rows *keys, float scale,
+                                 const struct key_range *ranges, float *logits, int64_t capacity, float *pack,
+                                 const struct rows *next)
+{
+    dot_keys_any(q, query_rows, keys, scale, ranges, logits, capacity, 0, pack, next);
+}
+
+static inline void dot_keys_at(const float *q, int64_t query_rows, const struct rows *keys, float scale,
+                               float *logits, int64_t capacity, int64_t at, float *pack,
+                               const struct rows *next)
+{
+    dot_keys_any(q, query_rows, keys, scale, NULL, logits, capacity, at, pack, next);
+}
+
 static inline void dot_keys(const float *q, int64_t query_rows, const struct rows *keys, float scale,
                             float *logits, int64_t capacity, float *pack, const struct rows *next)
 {
-    dot_keys_seen(q, query_rows, keys, scale, NULL, logits, capacity, pack, next);
+    dot_keys_any(q, query_rows, keys, scale, NULL, logits, capacity, 0, pack, next);
 }
 
 #endif

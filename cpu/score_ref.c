@@ -20,12 +20,8 @@ int64_t row_keys_max(const struct problem *problem, const clattn_blocks *blocks)
 double key_element(const struct problem *problem, const clattn_tensor *tensor, const clattn_tensor *scales,
                    const struct sequence *sequence, int64_t j, int32_t kv_head, int32_t d)
 {
-    double value =
-        load_element(tensor_row(tensor, sequence->batch, sequence->k_row + j, kv_head), tensor->dtype, d);
-    if (!scales) return value;
-    int64_t batch = scales->batch == 1 ? 0 : sequence->batch;
-    int64_t leaf = (sequence->k_row + j) / problem->options.scale_block;
-    return value * load_element(tensor_row(scales, batch, leaf, kv_head), CLATTN_FLOAT32, 0);
+    double value = load_element(sequence_row(tensor, sequence, j, kv_head), tensor->dtype, d);
+    return scales ? value * (double)sequence_scale(&problem->options, scales, sequence, j, kv_head) : value;
 }
 
 double option_element(const clattn_tensor *tensor, const struct sequence *sequence, int64_t row, int32_t head)

@@ -73,9 +73,18 @@ double ref_logit(const struct ref_walk *walk, int32_t g, const void *row, clattn
     return (double)problem->scale * dot;
 }
 
-const void *ref_key(const struct ref_walk *walk, int64_t j)
+double ref_key_logit(const struct ref_walk *walk, int32_t g, int64_t j)
 {
-    return tensor_row(walk->job->k, walk->sequence->batch, walk->sequence->k_row + j, walk->kv_head);
+    const struct options *options = &walk->job->problem->options;
+    const clattn_tensor *k = walk->job->k;
+    double logit = ref_logit(walk, g, sequence_row(k, walk->sequence, j, walk->kv_head), k->dtype);
+    if (!options->k_scale) return logit;
+    return logit * (double)sequence_scale(options, options->k_scale, walk->sequence, j, walk->kv_head);
+}
+
+int64_t ref_level_first(const struct ref_walk *walk, int level)
+{
+    return level_first(pyramid_room(walk->job->pyramid, walk->sequence_index), walk->leaf, level);
 }
 
 double ref_logsumexp(const double *logit, int64_t count)
@@ -95,13 +104,13 @@ static double node_score(const struct ref_walk *walk, int level, int64_t node)
     int64_t width = own_mean ? 1 : level == 1 ? walk->leaf : 2;
     int64_t existing = from_keys ? sequence->kv_len : level_nodes(sequence->kv_len, walk->leaf, child_level);
     int64_t first = node * width, count = MIN(width, existing - first);
-    int64_t base = from_keys ? 0 : level_first(sequence->kv_len, walk->leaf, child_level);
+    int64_t base = from_keys ? 0 : ref_level_first(walk, child_level);
     double logit[128], score = 0;
 
     for (int32_t g = 0; g < problem->group; g++) {
         for (int64_t c = 0; c < count; c++)
             logit[c] =
-                from_keys ? ref_logit(walk, g, ref_key(walk, first + c), walk->job->k->dtype)
+                from_keys ? ref_key_logit(walk, g, first + c)
                           : ref_logit(walk, g, walk->means + (base + first + c) * problem->dim, CLATTN_FLOAT32);
         score += head_score(walk->job->select->selector, logit, count);
     }

@@ -20,8 +20,9 @@ struct ref_walk {
 
 /* scale * q_g . row for head g of the group; row: float32 means, or a key of the caller. */
 double ref_logit(const struct ref_walk *walk, int32_t g, const void *row, clattn_dtype dtype);
-const void *ref_key(const struct ref_walk *walk, int64_t j);
-double ref_logsumexp(const double *logit, int64_t count); /* NaN when a logit is NaN */
+double ref_key_logit(const struct ref_walk *walk, int32_t g, int64_t j); /* of key j */
+int64_t ref_level_first(const struct ref_walk *walk, int level); /* first node of the level in walk->means */
+double ref_logsumexp(const double *logit, int64_t count);        /* NaN when a logit is NaN */
 
 /* Robust selection: group scores of those candidates that are not kept already. prefilter: of leaves by their
  * parts. */

@@ -30,13 +30,13 @@ static double node_bound(const struct ref_walk *walk, int32_t g, int level, int6
 {
     int32_t dim = walk->job->problem->dim;
     const float *bounds = pyramid_bounds_head(walk->job->pyramid, walk->sequence_index, walk->kv_head);
-    const float *own = bounds + (level_first(walk->sequence->kv_len, walk->leaf, level) + node) * 2 * dim;
+    const float *own = bounds + (ref_level_first(walk, level) + node) * 2 * dim;
     return bound(walk, g, own, own + dim);
 }
 
 static double node_mean(const struct ref_walk *walk, int32_t g, int level, int64_t node)
 {
-    int64_t row = level_first(walk->sequence->kv_len, walk->leaf, level) + node;
+    int64_t row = ref_level_first(walk, level) + node;
     return ref_logit(walk, g, walk->means + row * walk->job->problem->dim, CLATTN_FLOAT32);
 }
 
@@ -74,7 +74,7 @@ static double leaf_score(const struct ref_walk *walk, int32_t g, int64_t leaf)
     double logit[128];
     int64_t first = leaf * walk->leaf, count = MIN(walk->leaf, walk->sequence->kv_len - first);
     for (int64_t c = 0; c < count; c++)
-        logit[c] = ref_logit(walk, g, ref_key(walk, first + c), walk->job->k->dtype);
+        logit[c] = ref_key_logit(walk, g, first + c);
     return ref_logsumexp(logit, count);
 }
 

@@ -136,19 +136,16 @@ static void robust_run(const struct walk *walk, int level, bool prefilter, int64
     }
     if (!prefilter && level == 1) {
         struct walk_children children = {true, walk->leaf, kv_len, 0};
-        struct score_state base = score_state_of(walk);
-        struct rows keys;
-        run_at(walk, &children, &node, 0, 1, &keys);
-        dot_keys(base.q, job->problem->group, &keys, job->problem->scale, base.logits, RUN_ROWS, base.key,
-                 NULL);
-        heads_lse(walk, walk->leaf, keys.count, 1, 1, false, at);
+        struct node_run run = run_at(walk, &children, &node, 0, 1);
+        run_logits(walk, &run, NULL);
+        heads_lse(walk, walk->leaf, run.rows, 1, 1, false, at);
         return;
     }
     clattn_node_score kind = prefilter ? CLATTN_SCORE_BOUND : job->select->score;
-    int64_t own = level_first(kv_len, walk->leaf, level) + node, stride = 2 * (int64_t)dim;
+    int64_t own = level_first(walk->room, walk->leaf, level) + node, stride = 2 * (int64_t)dim;
     const float *least = bounds + own * stride;
     if (kind != CLATTN_SCORE_BOUND) {
-        int64_t below = level_first(kv_len, walk->leaf, level - 1) + 2 * node;
+        int64_t below = level_first(walk->room, walk->leaf, level - 1) + 2 * node;
         int64_t rows = MIN(2 * count, level_nodes(kv_len, walk->leaf, level - 1) - 2 * node);
         const float *child = kind == CLATTN_SCORE_AHEAD ? bounds + below * stride : NULL;
         row_logits(walk, walk->means + below * dim, dim, child, child ? child + dim : NULL, stride, rows,

@@ -151,61 +151,93 @@ static double node_lanes(clattn_selector selector, const float *z, int64_t count
 
 /* ---- runs of nodes ---- */
 
-/* Scores of `count` nodes whose children are the rows `child`, `width` of them each. */
-static void score_run(const struct walk *walk, const struct rows *child, int64_t width, int64_t count,
+/* Nodes that follow each other, and their children. */
+struct node_run {
+    int64_t nodes, first, rows; /* number of nodes; first child, number of them */
+    struct rows child;          /* those that lie in one piece with the first */
+};
+
+/* Keys from `first` on, at most `count`, as far as they lie in one piece. */
+static struct rows keys_at(const struct walk *walk, int64_t first, int64_t count)
+{
+    const struct sequence *sequence = walk->sequence;
+    const struct options *options = &walk->job->problem->options;
+    const clattn_tensor *k = walk->job->k;
+    const void *scale =
+        options->k_scale ? sequence_row(options->k_scale, sequence, first, walk->kv_head) : NULL;
+    return (struct rows){sequence_row(k, sequence, first, walk->kv_head),
+                         k->dtype,
+                         k->len_stride,
+                         MIN(count, sequence_row_run(sequence, first)),
+                         walk->job->problem->dim,
+                         scale};
+}
+
+/* Logits of the run's children; meanwhile `next` is prefetched. */
+static void run_logits(const struct walk *walk, const struct node_run *run, const struct rows *next)
+{
+    const struct problem *problem = walk->job->problem;
+    struct score_state state = score_state_of(walk);
+    struct rows child = run->child;
+    for (int64_t at = 0; at < run->rows; at += child.count) {
+        if (at > 0) child = keys_at(walk, run->first + at, run->rows - at);
+        bool is_last = at + child.count == run->rows;
+        dot_keys_at(state.q, problem->group, &child, problem->scale, state.logits, RUN_ROWS, at, state.key,
+                    is_last ? next : NULL);
+    }
+}
+
+/* Scores of the nodes of a run, which have `width` children each. */
+static void score_run(const struct walk *walk, const struct node_run *run, int64_t width,
                       const struct rows *next, double *score)
 {
     const struct problem *problem = walk->job->problem;
     struct score_state state = score_state_of(walk);
-    dot_keys(state.q, problem->group, child, problem->scale, state.logits, RUN_ROWS, state.key, next);
-    for (int64_t n = 0; n < count; n++) {
+    run_logits(walk, run, next);
+    for (int64_t n = 0; n < run->nodes; n++) {
         score[n] = 0;
         for (int64_t first = 0; first < problem->group; first += LANES_MAX) {
             int64_t heads = MIN(problem->group - first, LANES_MAX);
             int vectors = lane_vectors(heads);
             score[n] += node_lanes(walk->job->select->selector,
                                    state.logits + first * RUN_ROWS + n * width * vectors * WIDTH,
-                                   MIN(width, child->count - n * width), vectors, heads);
+                                   MIN(width, run->rows - n * width), vectors, heads);
         }
         if (isnan(score[n])) score[n] = -INFINITY;
     }
 }
 
-/* The run of nodes that follow each other from nodes[n] on: its children, and its length. */
-static int64_t run_at(const struct walk *walk, const struct walk_children *children, const int64_t *nodes,
-                      int64_t n, int64_t count, struct rows *child)
+/* The run of nodes that follow each other from nodes[n] on. */
+static struct node_run run_at(const struct walk *walk, const struct walk_children *children,
+                              const int64_t *nodes, int64_t n, int64_t count)
 {
-    const struct sequence *sequence = walk->sequence;
-    const clattn_tensor *k = walk->job->k;
     int32_t dim = walk->job->problem->dim;
-    int64_t first = nodes[n] * children->width, run = 1;
-    while (n + run < count && run < RUN_ROWS / children->width && nodes[n + run] == nodes[n] + run)
-        run++;
-    int64_t rows = MIN(run * children->width, children->rows - first);
+    struct node_run run = {.nodes = 1, .first = nodes[n] * children->width};
+    while (n + run.nodes < count && run.nodes < RUN_ROWS / children->width &&
+           nodes[n + run.nodes] == nodes[n] + run.nodes)
+        run.nodes++;
+    run.rows = MIN(run.nodes * children->width, children->rows - run.first);
     if (children->keys)
-        *child = (struct rows){tensor_row(k, sequence->batch, sequence->k_row + first, walk->kv_head),
-                               k->dtype,
-                               k->len_stride,
-                               rows,
-                               dim,
-                               NULL};
+        run.child = keys_at(walk, run.first, run.rows);
     else
-        *child = (struct rows){
-            (const char *)(walk->means + (children->base + first) * dim), CLATTN_FLOAT32, dim, rows, dim, NULL};
+        run.child = (struct rows){(const char *)(walk->means + (children->base + run.first) * dim),
+                                  CLATTN_FLOAT32,
+                                  dim,
+                                  run.rows,
+                                  dim,
+                                  NULL};
     return run;
 }
 
 static void score_nodes(const struct walk *walk, int level, const int64_t *nodes, int64_t count, double *score)
 {
     struct walk_children children = walk_children(walk, level);
-    struct rows child, next;
-    int64_t run, next_run = run_at(walk, &children, nodes, 0, count, &next);
-    for (int64_t n = 0; n < count; n += run) {
-        run = next_run;
-        child = next;
-        bool more = n + run < count;
-        if (more) next_run = run_at(walk, &children, nodes, n + run, count, &next);
-        score_run(walk, &child, children.width, run, more ? &next : NULL, score + n);
+    struct node_run run, next = run_at(walk, &children, nodes, 0, count);
+    for (int64_t n = 0; n < count; n += run.nodes) {
+        run = next;
+        bool more = n + run.nodes < count;
+        if (more) next = run_at(walk, &children, nodes, n + run.nodes, count);
+        score_run(walk, &run, children.width, more ? &next.child : NULL, score + n);
     }
 }
 
@@ -257,7 +289,7 @@ static void linear_scores(const struct walk *walk, int level, const int64_t *nod
 {
     const struct problem *problem = walk->job->problem;
     const float *q = score_state_of(walk).q;
-    const float *means = walk->means + level_first(walk->sequence->kv_len, walk->leaf, level) * problem->dim;
+    const float *means = walk->means + level_first(walk->room, walk->leaf, level) * problem->dim;
     for (int64_t n = 0; n < count; n++) {
         score[n] =
             (double)problem->scale * (double)linear_dot(q, means + nodes[n] * problem->dim, problem->dim);

@@ -56,7 +56,7 @@ struct walk_children walk_children(const struct walk *walk, int level)
     if (level == 1 && !own_mean) return (struct walk_children){true, walk->leaf, kv_len, 0};
     int child_level = own_mean ? level : level - 1;
     return (struct walk_children){false, own_mean ? 1 : 2, level_nodes(kv_len, walk->leaf, child_level),
-                                  level_first(kv_len, walk->leaf, child_level)};
+                                  level_first(walk->room, walk->leaf, child_level)};
 }
 
 /* ---- the best K: a heap with the worst of them on top ---- */
@@ -185,6 +185,7 @@ int32_t select_walk(const struct select_job *job, int64_t s, int32_t kv_head, in
                                      : NULL,
                         .row = i,
                         .seen = visible_keys(job->problem, sequence, i),
+                        .room = job->pyramid ? pyramid_room(job->pyramid, s) : 0,
                         .kv_head = kv_head,
                         .leaf = job->select->leaf,
                         .topk = job->select->topk,

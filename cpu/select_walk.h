@@ -18,6 +18,7 @@ struct walk {
     const float *bounds, *parts; /* of the pyramid, for robust selection */
     enum stage stage;            /* of the scores that are asked for */
     int64_t row, seen;           /* query row, number of keys that it sees */
+    int64_t room;                /* keys that decide where the pyramid's nodes lie */
     int32_t kv_head, leaf, topk;
     int64_t last_first, last_end; /* forced leaves: [last_first, last_end) up to the query's own ... */
     int64_t first_end;            /* ... and [0, first_end) */

@@ -132,9 +132,10 @@ static inline bool view_next(struct tile_view *view, struct piece *piece)
         int64_t first = MAX(MAX(key_block_first(&view->keys, piece->block), view->first), view->at);
         int64_t end = MIN(key_block_end(&view->keys, piece->block), view->end);
         piece->first = first;
-        piece->count = MIN(end - first, view->capacity);
+        int64_t most = MIN(view->capacity, sequence_row_run(view->tile->sequence, first));
+        piece->count = MIN(end - first, most);
         piece->cut = view->tile->cut && view->tile->cut[view->next[0]];
-        view->at = first + view->capacity;
+        view->at = first + most;
         if (view->at >= end) view_leave_block(view, piece);
         if (piece->count > 0) return true;
         if (first >= view->end) return false; /* lists ascend */

@@ -74,7 +74,8 @@ typedef enum clattn_status {
     CLATTN_NO_DEVICE = -3010,        /* the asked-for backend or device is not there */
     CLATTN_DEVICE_LIMIT = -3011,     /* the device cannot hold or run this size */
     CLATTN_FORKED = -3012,           /* an OpenCL context was used in a child process */
-    CLATTN_INTERNAL = -3013          /* a defect of the library or of a driver; the detail says more */
+    CLATTN_INTERNAL = -3013,         /* a defect of the library or of a driver; the detail says more */
+    CLATTN_OUT_OF_PAGES = -3014      /* a cache has no room for the tokens */
 } clattn_status;
 
 /* A short English text for a status, OpenCL's codes included; never NULL, never freed. */
@@ -699,6 +700,126 @@ CLATTN_API clattn_status clattn_attention_backward(clattn_context *context, cons
                                                    const clattn_blocks *blocks, const clattn_tensor *out,
                                                    const clattn_tensor *lse, const clattn_gradients *gradients,
                                                    const clattn_sync *sync);
+
+/* ---- decoding ------------------------------------------------------------------------------------------------------- */
+
+/* Keys, values and the key pyramid of several sequences that grow. A decode step is append, select, attend:
+ *
+ *     clattn_cache_desc desc = CLATTN_CACHE_DESC_INIT;
+ *     desc.sequences = 4, desc.tokens = 65536, desc.kv_heads = 8, desc.dim = desc.dim_v = 128;
+ *     clattn_cache *cache;
+ *     clattn_cache_create(context, &desc, &cache);
+ *     ... prefill: clattn_decode with many tokens a sequence, then one token a step and sequence:
+ *     const int32_t sequences[2] = {0, 3}, lens[2] = {1, 1};
+ *     clattn_decode(context, cache, NULL, NULL, 2, sequences, lens, &q, &k, &v, &out, NULL, NULL, NULL);
+ *
+ * What a sequence holds does not depend on how its tokens arrived: one by one or many at a time gives the same bits in
+ * keys, values and pyramid, and so do truncating to any length and appending again, and sharing a prefix. Appending a
+ * token touches its leaf and the leaf's ancestors, O(dim log N) additions. A token that is decoded selects what the
+ * same row of a prefill selects.
+ *
+ * INT8: clattn quantises what is appended, each token with a scale of its own for every key head, max |x| / 127. So the
+ * codes of a token depend on no other token. The pyramid sums the keys as they were given, before they were quantised; when
+ * truncating or sharing cuts a leaf in two, its sums are taken again from the codes, because nothing else is left.
+ *
+ * A cache may be used by one call at a time. Calls for different caches of a context may run at the same time. */
+typedef struct clattn_cache clattn_cache;
+
+typedef struct clattn_cache_desc {
+    size_t size;           /* sizeof(clattn_cache_desc), set by the initialiser */
+    int32_t sequences;     /* that the cache has room for, all empty at first; default 1 */
+    int64_t tokens;        /* that one sequence can have, at least 1 */
+    int32_t kv_heads, dim, dim_v; /* of keys and values; dim and dim_v 1 .. 256 */
+    clattn_dtype dtype;    /* of keys and values: FLOAT16 (default), BFLOAT16, FLOAT32 or INT8 */
+    int32_t leaf;          /* tokens per leaf: 16, 32, 64 (default) or 128 */
+    int32_t page_size;     /* 0 (default): every sequence has room for all its tokens in one piece. 16 .. 256: tokens lie in
+                              pages of that size, taken from `pages` as sequences grow; any size goes with any leaf */
+    int64_t pages;         /* of all sequences together; 0 (default): enough for `tokens` tokens in each of them */
+    int32_t bounds;        /* 1: minima and maxima for CLATTN_SELECT_ROBUST too (CPU contexts only); default 0 */
+    void *storage;         /* memory of the caller, at least clattn_cache_bytes() of it, which has to outlive the cache: a
+                              pointer (CPU contexts; a multiple of 64) or a cl_mem; NULL (default): the library's own */
+    size_t storage_bytes;
+} clattn_cache_desc;
+
+#define CLATTN_CACHE_DESC_INIT {sizeof(clattn_cache_desc), 1, 0, 1, 0, 0, CLATTN_FLOAT16, 64, 0, 0, 0, NULL, 0}
+
+/* Bytes of memory that a cache needs where the context computes; desc->storage is not looked at. Host memory of a few
+ * bytes a page and sequence comes on top. Errors: as clattn_cache_create. */
+CLATTN_API clattn_status clattn_cache_bytes(clattn_context *context, const clattn_cache_desc *desc, size_t *bytes);
+
+/* Makes a cache of empty sequences 0 .. desc->sequences - 1.
+ * Errors: INVALID_ARGUMENT, INVALID_SHAPE, INVALID_DTYPE, SIZE_OVERFLOW, OUT_OF_MEMORY, OpenCL's. */
+CLATTN_API clattn_status clattn_cache_create(clattn_context *context, const clattn_cache_desc *desc,
+                                             clattn_cache **cache);
+
+/* Releases a cache; NULL is allowed. Enqueued work that uses it may still be running, unless its storage is the caller's. */
+CLATTN_API void clattn_cache_release(clattn_context *context, clattn_cache *cache);
+
+/* Tokens of a sequence; -1 when there is no such sequence. */
+CLATTN_API int64_t clattn_cache_length(const clattn_cache *cache, int32_t sequence);
+
+/* What a cache has and uses. */
+typedef struct clattn_cache_info {
+    size_t size;               /* sizeof(clattn_cache_info), set by the caller */
+    uint64_t bytes;            /* clattn_cache_bytes(), of which ... */
+    uint64_t key_value_bytes;  /* keys and values, with the scales of INT8, */
+    uint64_t statistics_bytes; /* and the pyramid */
+    int64_t page_size;         /* tokens of a page; contiguous sequences: desc.tokens, each is one page */
+    int64_t pages, pages_free;
+    uint64_t tokens_appended;  /* since the cache was made ... */
+    uint64_t nodes_updated;    /* ... pyramid nodes that were written for a key head, at all levels, ... */
+    uint64_t rows_summed;      /* ... and keys of a head that were added to one */
+} clattn_cache_info;
+
+CLATTN_API clattn_status clattn_cache_describe(const clattn_cache *cache, clattn_cache_info *info);
+
+/* Appends lens[s] tokens to sequence sequences[s], for s = 0 .. count - 1.
+ *
+ * sequences, lens [count] host; no sequence twice; a length may be 0
+ * k [1][rows][kv_heads][dim], v [1][rows][kv_heads][dim_v]: rows = sum of lens, sequence after sequence; any strides.
+ *      dtype of the cache; any floating one when that is INT8
+ * sync: as clattn_attention; several calls for one cache need an order (one in-order queue, or events).
+ * When pages or tokens do not suffice: CLATTN_OUT_OF_PAGES, and nothing is appended to any sequence.
+ * Errors: as clattn_attention, OUT_OF_PAGES; the cache is unchanged. */
+CLATTN_API clattn_status clattn_cache_append(clattn_context *context, clattn_cache *cache, int64_t count,
+                                             const int32_t *sequences, const int32_t *lens, const clattn_tensor *k,
+                                             const clattn_tensor *v, const clattn_sync *sync);
+
+/* One step of a batch: appends, selects for the new tokens and attends with them.
+ *
+ *   out[i] = sum_j p[i][j] v[j],   p[i] = softmax over the keys j of the chosen leaves of scale * q[i].k[j]
+ *
+ * attention  scale, causal, window, softcap and sink as in clattn_attention; its other fields must be 0 or NULL. With the
+ *            causal rule the query row of a token sees that token and those before it, new ones included. NULL: the defaults
+ * select     any selector, DENSE included (all keys, no list); leaf is the cache's. NULL: the defaults with that leaf
+ * sequences, lens, k, v: as clattn_cache_append. k and v NULL: nothing is appended, the rows of q are the last lens[s]
+ *            tokens of each sequence; rows past its begin see nothing
+ * q          [1][rows][q_heads][dim]     dtype of k and v; any floating one with INT8 and k NULL
+ * out        [1][rows][q_heads][dim_v]   same dtype, or FLOAT32
+ * lse        [1][rows][q_heads][1] FLOAT32; may be NULL
+ * blocks     NULL, or receives the lists [rows][kv_heads][topk], as in clattn_select: *blocks NULL: a new one is made
+ * A row that sees no key gives out = 0, lse = -INFINITY. Work per token: O(log N) for PISA, PISA1, PISA2 and ROBUST.
+ * Errors: as clattn_cache_append and clattn_attention; the cache is unchanged. Source: PISA sec. 3. */
+CLATTN_API clattn_status clattn_decode(clattn_context *context, clattn_cache *cache,
+                                       const clattn_attention_desc *attention, const clattn_select_desc *select,
+                                       int64_t count, const int32_t *sequences, const int32_t *lens,
+                                       const clattn_tensor *q, const clattn_tensor *k, const clattn_tensor *v,
+                                       clattn_tensor *out, clattn_tensor *lse, clattn_blocks **blocks,
+                                       const clattn_sync *sync);
+
+/* Cuts a sequence to its first `length` tokens, 0 .. its length; pages without a token go back. 0 frees the sequence. */
+CLATTN_API clattn_status clattn_cache_truncate(clattn_context *context, clattn_cache *cache, int32_t sequence,
+                                               int64_t length, const clattn_sync *sync);
+
+/* Makes the empty sequence `to` a copy of the first `length` tokens of `from`. Pages are shared until one of the two
+ * writes into a page: it then takes a free page and copies this one. (A contiguous sequence is one page.)
+ * Errors: INVALID_ARGUMENT (to is not empty; length is not 0 .. the length of from). */
+CLATTN_API clattn_status clattn_cache_share(clattn_context *context, clattn_cache *cache, int32_t from, int32_t to,
+                                            int64_t length, const clattn_sync *sync);
+
+/* As clattn_pyramid_read: the means of one level of a sequence and key head. */
+CLATTN_API clattn_status clattn_cache_read(clattn_context *context, const clattn_cache *cache, int32_t sequence,
+                                           int64_t kv_head, int level, float *means, int64_t *nodes);
 
 /* ---- neighborhood attention ----------------------------------------------------------------------------------------- */
 

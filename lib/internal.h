@@ -71,6 +71,9 @@ struct sequence {
     int64_t q_row, q_len;  /* first row in len, number of query rows */
     int64_t k_row, kv_len; /* likewise for k and v */
     int64_t list_row;      /* its first list row */
+    const int32_t
+        *pages;        /* of a decode cache: key j is row j % page_size of batch entry pages[j / page_size] */
+    int64_t page_size; /* of k and v; pages NULL: row k_row + j of `batch` */
 };
 
 /* What changes the logits and the denominator beyond scale and causality. */
@@ -165,6 +168,7 @@ struct clattn_pyramid {
     int32_t leaf, dim, kv_heads;
     int64_t count;        /* sequences */
     int64_t *kv_len;      /* [count] */
+    int64_t room;         /* of a decode cache: nodes lie where they would for so many keys; 0: for kv_len */
     int64_t *first;       /* [count] first node of key head 0; head h begins h * pyramid_nodes() later */
     int64_t nodes;        /* of all sequences and heads */
     struct storage means; /* [nodes][dim] float32; a sequence's head holds level 1, then level 2 ... */
@@ -182,8 +186,15 @@ int64_t level_first(int64_t kv_len, int32_t leaf, int level); /* nodes of the le
 int level_count(int64_t kv_len, int32_t leaf);                /* 0 for an empty sequence */
 int64_t pyramid_nodes(int64_t kv_len, int32_t leaf);          /* of all levels */
 bool pyramid_has_bounds(const clattn_pyramid *pyramid);
-clattn_status pyramid_new(clattn_context *context, const struct problem *problem, int32_t leaf,
-                          bool has_bounds, clattn_pyramid **result);
+
+/* Keys that decide where the nodes of a sequence lie. */
+static inline int64_t pyramid_room(const clattn_pyramid *pyramid, int64_t sequence)
+{
+    return pyramid->room ? pyramid->room : pyramid->kv_len[sequence];
+}
+
+clattn_status pyramid_new(clattn_context *context, const struct problem *problem, int32_t leaf, bool has_bounds,
+                          clattn_pyramid **result);
 bool pyramid_fits(const clattn_pyramid *pyramid, const struct problem *problem, int32_t leaf);
 
 /* ---- block lists ---- */
@@ -205,8 +216,8 @@ enum { BLOCKS_UNIONS = 4 };
 struct clattn_blocks {
     int32_t block, q_block, heads, topk;
     int64_t rows;
-    struct storage indices;    /* [rows][heads][topk] int32 */
-    struct storage counts;     /* [rows][heads] int32 */
+    struct storage indices;            /* [rows][heads][topk] int32 */
+    struct storage counts;             /* [rows][heads] int32 */
     float union_blocks[BLOCKS_UNIONS]; /* lists of the caller, per token: blocks in the union of 4, 8, 16 and 32
                                           neighbouring rows, on average; see blocks_sample */
     int32_t *row_max;          /* [rows] greatest index, for lists of the caller; NULL: made by a selector */
@@ -224,7 +235,8 @@ clattn_status blocks_check(clattn_context *context, const clattn_blocks *blocks,
  * list. */
 clattn_status blocks_from_lists(clattn_context *context, const clattn_blocks_desc *desc, const int32_t *indices,
                                 const int32_t *counts, clattn_blocks **result);
-void blocks_sample(clattn_blocks *blocks, const int32_t *indices); /* fills union_blocks from [rows][heads][topk] */
+void blocks_sample(clattn_blocks *blocks,
+                   const int32_t *indices); /* fills union_blocks from [rows][heads][topk] */
 const char *starts_error(const int64_t *starts, int64_t count); /* what is wrong with them, or NULL */
 
 /* ---- jobs: what a backend gets, all checked ---- */
@@ -308,6 +320,10 @@ struct backward_job {
     const clattn_sync *sync;
 };
 
+struct cache_append_job; /* these three: cache.h */
+struct cache_copy;
+struct decode_job;
+
 /* ---- backends ---- */
 
 struct backend {
@@ -337,6 +353,15 @@ struct backend {
     clattn_status (*merge)(clattn_context *context, const struct merge_job *job);
     clattn_status (*quantize)(clattn_context *context, const struct quantize_job *job);
     clattn_status (*backward)(clattn_context *context, const struct backward_job *job);
+    /* The decode cache; decode NULL: there is none. */
+    clattn_status (*cache_append)(clattn_context *context, const struct cache_append_job *job);
+    clattn_status (*cache_copy)(clattn_context *context, clattn_cache *cache, const struct cache_copy *copies,
+                                int64_t count, const clattn_sync *sync);
+    clattn_status (*cache_cut)(
+        clattn_context *context, clattn_cache *cache, int32_t sequence,
+        const clattn_sync *sync); /* a prefix was taken: the last leaf and its ancestors */
+    clattn_status (*decode)(clattn_context *context, const struct decode_job *job);
+    void (*cache_release)(clattn_context *context, clattn_cache *cache); /* what it keeps; may be NULL */
 };
 
 extern const struct backend backend_reference;

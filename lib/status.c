@@ -23,6 +23,7 @@ static const struct {
     {CLATTN_DEVICE_LIMIT, "limit of the device exceeded"},
     {CLATTN_FORKED, "OpenCL context used in a child process"},
     {CLATTN_INTERNAL, "internal error"},
+    {CLATTN_OUT_OF_PAGES, "out of pages of the cache"},
     {-1, "OpenCL: device not found"},
     {-2, "OpenCL: device not available"},
     {-3, "OpenCL: compiler not available"},
