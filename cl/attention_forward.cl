@@ -56,6 +56,7 @@ typedef ushort out_element;
         __global const kv_element *rows = all + (long)first * stride;                                          \
         const uint loads = CEIL_DIV(COLUMNS_PADDED, WIDTH);                                                    \
         BITS(WIDTH) check = 0;                                                                                 \
+        ROLLED                                                                                                 \
         for (uint e = lid; e < KEYS * loads; e += ITEMS) {                                                     \
             uint row = e / loads, column = (e - row * loads) * WIDTH;                                          \
             VECTOR(WIDTH) x = 0.0f;                                                                            \
@@ -109,6 +110,7 @@ inline void add_values(lanes *sums, __local const lanes *p, __local const float4
 #pragma unroll
     for (uint d = 0; d < DIMS_AT_ONCE; d++)
         sum[d] = sums[d];
+#pragma unroll 1
     for (uint j = 0; j < KEYS; j++) {
         lanes p_j = p[j * ROW_GROUPS];
 #pragma unroll
@@ -135,6 +137,7 @@ inline lanes sink_join(__local lanes *part, lanes logit, lanes_int has_keys, uin
     barrier(CLK_LOCAL_MEM_FENCE);
     part[lid] = has_keys ? (lanes)(1.0f) : (lanes)(0.0f);
     barrier(CLK_LOCAL_MEM_FENCE);
+#pragma unroll 1
     for (uint g = 0; g < KEY_GROUPS; g++)
         keys += part[g * ROW_GROUPS + row_group];
     logit = keys > (lanes)(0.0f) ? logit : (lanes)(-INFINITY);
@@ -223,6 +226,7 @@ attention_forward(__global const element *restrict q, __global const kv_element 
     list.blocks = (uint)option[OPTION_BLOCKS];
 #endif
 
+#pragma unroll 1
     for (uint e = lid; e < ROWS * DIM_PADDED; e += ITEMS) {
         uint row = e / DIM_PADDED, d = e - row * DIM_PADDED, t = row / HEADS, h = row - t * HEADS;
         float x = 0;
@@ -231,6 +235,7 @@ attention_forward(__global const element *restrict q, __global const kv_element 
                                 (long)(head + h) * q_head_stride + d);
         ((__local float *)q_tile)[d * ROWS + row] = x;
     }
+#pragma unroll 1
     for (uint row = lid; row < ROWS; row += ITEMS) {
         uint t = row / HEADS, h = row - t * HEADS;
         int2 keys = keys_seen(position + t, kv_len, causal, window);
@@ -271,10 +276,12 @@ attention_forward(__global const element *restrict q, __global const kv_element 
         if (lid == 0) odd = 0;
 #if MASK
         if (lid == 0) any_cut = 0;
+#pragma unroll 1
         for (uint e = lid; e < KEYS * 3; e += ITEMS)
             coordinates[e] = e < count * 3 ? key_coordinates[(option[OPTION_K_ROW] + key) * 3 + e] : -1;
         barrier(CLK_LOCAL_MEM_FENCE);
 #endif
+#pragma unroll 1
         for (uint row = lid; row < ROWS; row += ITEMS) {
             uint t = min(row / HEADS, (uint)TOKENS - 1);
             bool is_listed = next[t] == block;
@@ -328,6 +335,7 @@ attention_forward(__global const element *restrict q, __global const kv_element 
         barrier(CLK_LOCAL_MEM_FENCE);
 
         most = row_max;
+#pragma unroll 1
         for (uint g = 0; g < KEY_GROUPS; g++)
             most = lanes_most(most, part[g * ROW_GROUPS + row_group]);
         lanes base = lanes_base(most), factor = exp(row_max - base);
@@ -369,6 +377,7 @@ attention_forward(__global const element *restrict q, __global const kv_element 
     part[lid] = row_sum;
     barrier(CLK_LOCAL_MEM_FENCE);
     row_sum = 0.0f;
+#pragma unroll 1
     for (uint g = 0; g < KEY_GROUPS; g++)
         row_sum += part[g * ROW_GROUPS + row_group];
         /* Not "> 0": a NaN must reach the output. */
@@ -384,6 +393,7 @@ attention_forward(__global const element *restrict q, __global const kv_element 
     if (key_group == 0) p_tile[row_group] = row_max + log(row_sum);
     barrier(CLK_LOCAL_MEM_FENCE);
 
+#pragma unroll 1
     for (uint e = lid; e < ROWS * DIM_V; e += ITEMS) {
         uint row = e / DIM_V, d = e - row * DIM_V, t = row / HEADS, h = row - t * HEADS;
         if (t < tokens && h < heads)

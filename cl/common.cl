@@ -32,6 +32,8 @@
 #define JOIN(a, b) JOIN_(a, b)
 #define CEIL_DIV(a, b) (((a) + (b)-1) / (b))
 #define ROUND_UP(a, b) (CEIL_DIV(a, b) * (b))
+/* Only loops over what lies in registers may be unrolled: compilers unroll all that are short enough, and then spill. */
+#define ROLLED _Pragma("unroll 1")
 
 /* ---- vectors of rows ---- */
 
@@ -254,6 +256,7 @@ inline void tile_logits(__local const lanes *q_tile, __local const float4 *key_t
 #pragma unroll
     for (uint j = 0; j < ITEM_KEYS; j++)
         sum[j] = 0.0f;
+#pragma unroll 1
     for (uint d = 0; d < ROUND_UP(DIM, 4); d += 4) {
         __local const lanes *columns = q_tile + d * (ROWS / LANES) + row_group;
         lanes q0 = columns[0], q1 = columns[ROWS / LANES], q2 = columns[2 * (ROWS / LANES)];

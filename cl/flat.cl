@@ -6,11 +6,16 @@
  *     (product)    scores [leaves][rows] = means * sums^T
  *     flat_best    the best TOPK leaves of each row, forced ones included; an item a row, one pass over its column
  *
- * Neighbouring items read neighbouring scores. Macros: DTYPE of q; TOPK 1..64 entries of a list. */
+ * Neighbouring items read neighbouring scores. The lists of the items lie in local memory, since registers cannot be
+ * indexed. Macros: DTYPE of q; TOPK 1..64 entries of a list; ITEMS of a work-group of flat_best. */
 
 #ifndef TOPK
 #define TOPK 1
 #endif
+#ifndef ITEMS
+#define ITEMS 1
+#endif
+#define AT(n) ((n) * ITEMS + lid)
 
 /* Item: element d of row i. */
 __kernel void flat_sum(__global const element *restrict q, __global float *restrict sums, long first, long len_stride,
@@ -25,17 +30,18 @@ __kernel void flat_sum(__global const element *restrict q, __global float *restr
 }
 
 /* Item: row i of the chunk, at position `position` + i. Lists go to indices [list_first + i * list_stride]. */
-__kernel void flat_best(__global const float *restrict scores, __global int *restrict indices, __global int *restrict counts,
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void
+flat_best(__global const float *restrict scores, __global int *restrict indices, __global int *restrict counts,
                         uint rows, long position, long kv_len, int causal, uint leaf, uint forced_first, uint forced_last,
                         long list_first, long list_stride)
 {
-    const uint i = (uint)get_global_id(0);
+    __local float best[TOPK * ITEMS]; /* [entry][item] */
+    __local int list[TOPK * ITEMS];
+    const uint i = (uint)get_global_id(0), lid = (uint)get_local_id(0);
     if (i >= rows) return;
     const long end = causal ? position + (long)i + 1 : kv_len;
     const ulong seen = end < 0 ? 0 : (ulong)end;
     const uint leaves = (uint)((seen + leaf - 1) / leaf);
-    float best[TOPK];
-    int list[TOPK];
     uint count = 0, first_end = 0, last_first = leaves;
     if (causal) { /* by priority: the row's own leaf, those before it, then the first ones */
         uint last = min(min(forced_last, leaves), (uint)TOPK);
@@ -48,31 +54,31 @@ __kernel void flat_best(__global const float *restrict scores, __global int *res
     for (uint n = first_end; n < eligible && room > 0; n++) {
         float score = scores[(ulong)n * rows + i];
         score = score == score ? score : -INFINITY;
-        if (count == room && !(score > best[room - 1])) continue;
+        if (count == room && !(score > best[AT(room - 1)])) continue;
         uint at = count < room ? count++ : room - 1;
-        while (at > 0 && score > best[at - 1]) { /* equal scores: the lower index, which came first, stays */
-            best[at] = best[at - 1];
-            list[at] = list[at - 1];
+        while (at > 0 && score > best[AT(at - 1)]) { /* equal scores: the lower index, which came first, stays */
+            best[AT(at)] = best[AT(at - 1)];
+            list[AT(at)] = list[AT(at - 1)];
             at--;
         }
-        best[at] = score;
-        list[at] = (int)n;
+        best[AT(at)] = score;
+        list[AT(at)] = (int)n;
     }
     for (uint n = 0; n < first_end; n++)
-        list[count++] = (int)n;
+        list[AT(count++)] = (int)n;
     for (uint n = last_first; n < leaves; n++)
-        list[count++] = (int)n;
+        list[AT(count++)] = (int)n;
     for (uint a = 1; a < count; a++) { /* ascending */
-        int value = list[a];
+        int value = list[AT(a)];
         uint at = a;
-        while (at > 0 && list[at - 1] > value) {
-            list[at] = list[at - 1];
+        while (at > 0 && list[AT(at - 1)] > value) {
+            list[AT(at)] = list[AT(at - 1)];
             at--;
         }
-        list[at] = value;
+        list[AT(at)] = value;
     }
     const long to = list_first + (long)i * list_stride;
     for (uint n = 0; n < TOPK; n++)
-        indices[to * TOPK + n] = n < count ? list[n] : -1;
+        indices[to * TOPK + n] = n < count ? list[AT(n)] : -1;
     counts[to] = (int)count;
 }

@@ -108,6 +108,7 @@ inline uint drop_straddling(const struct query *query, uint level, uint last, ui
 
 inline void load_query(__local struct shared *shared, const struct query *query, uint round)
 {
+#pragma unroll 1
     for (uint e = query->lid; e < ROWS * DIM_PADDED; e += ITEMS) {
         uint row = e / DIM_PADDED, d = e - row * DIM_PADDED, head = round * ROWS + row;
         float x = 0;
@@ -129,6 +130,7 @@ inline __local float *tile_place(__local struct shared *shared, uint row, uint c
 inline void load_keys(__local struct shared *shared, const struct query *query, uint first, uint count)
 {
     const uint loads = CEIL_DIV(DIM_PADDED, LOAD_K);
+#pragma unroll 1
     for (uint e = query->lid; e < KEYS * loads; e += ITEMS) {
         uint row = e / loads, column = (e - row * loads) * LOAD_K;
         __local float *to = tile_place(shared, row, column);
@@ -144,6 +146,7 @@ inline void load_means(__local struct shared *shared, const struct query *query,
                        uint children, ulong base, uint existing)
 {
     const uint loads = CEIL_DIV(DIM_PADDED, LOAD_K);
+#pragma unroll 1
     for (uint e = query->lid; e < KEYS * loads; e += ITEMS) {
         uint row = e / loads, column = (e - row * loads) * LOAD_K, n = first + row / children;
         uint child =
@@ -200,6 +203,7 @@ inline void score_means(__local struct shared *shared, const struct query *query
             barrier(CLK_LOCAL_MEM_FENCE);
             lanes s[ITEM_KEYS];
             tile_logits(shared->q_tile, shared->key_tile, query->row_group, query->key_group, s);
+#pragma unroll
             for (uint j = 0; j < ITEM_KEYS; j += 2) {
                 uint row = query->key_group * ITEM_KEYS + j;
                 __local float *to = shared->partial + query->row_group;

@@ -36,6 +36,7 @@ static struct backward_tile tile_for(const struct backward_run *run, int keys, i
         shape.tile.item_keys *= 2;
     shape.columns = backward_item_columns(&shape.tile, problem->dim);
     shape.columns_v = backward_item_columns(&shape.tile, problem->dim_v);
+    opencl_tile_narrow(&shape.tile, taste, shape.columns + shape.columns_v);
     return shape;
 }
 

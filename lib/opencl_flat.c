@@ -54,6 +54,7 @@ static void best_lists(const struct flat *flat, int64_t i, int64_t rows)
     struct opencl_launch *launch = flat->launch;
     struct opencl_options options = {""};
     opencl_option(&options, "TOPK", select->topk);
+    opencl_option(&options, "ITEMS", GROUP_ITEMS);
     opencl_launch_kernel(launch, "flat.cl", "flat_best", options.text);
     opencl_arg_mem(launch, flat->scores);
     opencl_arg_storage(launch, &blocks->indices);

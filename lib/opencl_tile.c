@@ -10,7 +10,7 @@
 
 /* ---- shapes ---- */
 
-enum { ITEMS_MULTIPLE = 8 };
+enum { ITEMS_MULTIPLE = 8, INTEL_VENDOR = 0x8086 };
 
 struct opencl_taste opencl_taste_of(const struct opencl_device *device, clattn_dtype dtype)
 {
@@ -20,12 +20,16 @@ struct opencl_taste opencl_taste_of(const struct opencl_device *device, clattn_d
         taste.lanes = 16;
         taste.item_keys = 8;
         taste.item_dims = 32;
+        taste.sums = 16 * 64;
         taste.load = 16;
         taste.local_bytes = (size_t)MIN(device->local_bytes, 64 * 1024);
     } else { /* loads of 16 bytes; several work-groups on a compute unit */
         taste.lanes = 4;
         taste.item_keys = 4;
         taste.item_dims = 16;
+        /* A lane of a subgroup of 8 has 128 registers on Intel's GPUs and about 256 elsewhere (make
+         * check-vendors). */
+        taste.sums = device->vendor_id == INTEL_VENDOR ? 32 : 64;
         taste.load = dtype == CLATTN_FLOAT32 ? 4 : 8;
         taste.pad = 4;
         taste.local_bytes = (size_t)MIN(device->local_bytes, 32 * 1024);
@@ -43,6 +47,12 @@ struct opencl_tile opencl_tile_of(const struct opencl_taste *taste, int rows, in
     while (opencl_tile_items(&tile) % ITEMS_MULTIPLE && tile.item_keys > 2)
         tile.item_keys /= 2;
     return tile;
+}
+
+void opencl_tile_narrow(struct opencl_tile *tile, const struct opencl_taste *taste, int dims)
+{
+    while (tile->lanes > 1 && tile->lanes * dims > taste->sums && 2 * opencl_tile_items(tile) <= taste->items)
+        tile->lanes /= 2;
 }
 
 int opencl_load_width(const struct opencl_taste *taste, int dim)

@@ -14,6 +14,7 @@ struct opencl_taste {
     int lanes;     /* rows in a vector, at most */
     int item_keys; /* keys of a work-item */
     int item_dims; /* value dimensions of a work-item, at most */
+    int sums;      /* floats of running sums of a work-item, at most: they are in registers */
     int load;      /* elements of a load, at most */
     int pad;       /* floats after a row of local memory, against bank conflicts */
     size_t local_bytes;
@@ -34,6 +35,9 @@ static inline int opencl_tile_items(const struct opencl_tile *tile)
 {
     return tile->rows / tile->lanes * (tile->keys / tile->item_keys);
 }
+
+/* Halves the lanes until an item's sums, `dims` a lane, fit. */
+void opencl_tile_narrow(struct opencl_tile *tile, const struct opencl_taste *taste, int dims);
 
 int opencl_load_width(const struct opencl_taste *taste, int dim); /* a power of two that divides dim */
 

@@ -111,7 +111,7 @@ cl_int clGetDeviceInfo(cl_device_id id, cl_device_info what, size_t room, void *
     case CL_DEVICE_COMPILER_AVAILABLE:
         ANSWER(cl_bool, CL_TRUE);
     case CL_DEVICE_VENDOR_ID:
-        ANSWER(cl_uint, 0);
+        ANSWER(cl_uint, fake.vendor_id);
     case CL_DEVICE_MAX_WORK_GROUP_SIZE:
         ANSWER(size_t, fake.group_max);
     case CL_DEVICE_MAX_WORK_ITEM_SIZES:

@@ -28,7 +28,7 @@ struct fake_launch {
 
 struct fake {
     cl_ulong memory_bytes, alloc_max, local_bytes;
-    cl_uint compute_units;
+    cl_uint compute_units, vendor_id;
     size_t group_max;
     void (*on_kernel)(const char *kernel, const char *source,
                       const char *options); /* when one is made; NULL: nobody */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Writes the programs that the library builds on a GPU into a folder, for compilers of devices that are not
- * here: `NN-kernel.cl` and `NN-kernel.options`, a pair for every kernel and set of options. Called by
- * tests/vendors.sh. Every kernel of cl/ has to occur. */
+/* Writes the programs that the library builds on a GPU of a vendor (its PCI number; 0 any) into a folder, for
+ * compilers of devices that are not here: `NN-kernel.cl` and `NN-kernel.options`, a pair for every kernel and
+ * set of options. Called by tests/vendors.sh. Every kernel of cl/ has to occur. */
 
 #include "config.h"
 
@@ -330,8 +330,9 @@ int main(int count, char **arguments)
 {
     clattn_context *context = NULL;
     clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
-    if (count != 2) return 2;
+    if (count != 3) return 2;
     folder = arguments[1];
+    fake.vendor_id = (cl_uint)strtoul(arguments[2], NULL, 0);
     setenv("CLATTN_DENSE", "tiles", 1);
     setenv("CLATTN_CACHE_SIZE", "0", 1);
     fake.on_kernel = keep;
