@@ -349,6 +349,29 @@ static size_t forward_scratch_simd(const struct forward_job *job, int32_t rows, 
     return state_layout(job, (int64_t)rows * heads, NULL, &state);
 }
 
+/* Logits of the piece that the selection has kept, or NULL. */
+static const float *kept_piece(const struct forward_state *state, const struct piece *piece)
+{
+    const struct kept_logits *kept = state->tile->kept;
+    int64_t lanes = lane_vectors(state->rows) * WIDTH,
+            leaf = state->job->blocks ? state->job->blocks->block : 0;
+    for (int64_t n = 0; kept && n < kept->count && kept->leaves[n] <= piece->block; n++)
+        if (kept->leaves[n] == piece->block)
+            return kept->logits + (piece->first - piece->block * leaf + n * leaf) * lanes;
+    return NULL;
+}
+
+static void block_logits(struct forward_state *state, const struct block_view *block)
+{
+    const float *kept = kept_piece(state, &block->piece);
+    if (kept) /* the values are on their way already */
+        memcpy(state->logits, kept,
+               (size_t)(block->piece.count * lane_vectors(state->rows) * WIDTH) * sizeof *kept);
+    else
+        dot_keys_seen(state->q, state->rows, &block->key, state->job->problem->scale, state->ranges,
+                      state->logits, state->block, state->key, &block->value);
+}
+
 static void forward_tile_simd(const struct forward_job *job, const struct forward_tile *tile, void *scratch)
 {
     struct forward_state state = {.job = job, .tile = tile};
@@ -361,12 +384,12 @@ static void forward_tile_simd(const struct forward_job *job, const struct forwar
         block = next;
         more = block_next(&state, &next);
         block_open(&state, &block);
-        dot_keys_seen(state.q, state.rows, &block.key, job->problem->scale, state.ranges, state.logits,
-                      state.block, state.key, &block.value);
+        block_logits(&state, &block);
         for (int64_t first = 0; first < state.rows; first += LANES_MAX)
             if (state.ranges[first / LANES_MAX].first < state.ranges[first / LANES_MAX].end)
                 softmax_lanes(&state, &block, first, lane_vectors(state.rows - first));
-        block_values(&state, &block, more ? &next.key : NULL);
+        const struct rows *first_read = kept_piece(&state, &next.piece) ? &next.value : &next.key;
+        block_values(&state, &block, more ? first_read : NULL);
     }
     state_finish(&state);
 }

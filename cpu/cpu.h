@@ -26,7 +26,15 @@ typedef void pyramid_join_function(const float *left, const float *right, int32_
 typedef int32_t select_row_function(const struct select_job *job, int64_t sequence, int32_t kv_head, int64_t i,
                                     void *scratch, int32_t *indices);
 
-enum { TILE_LISTS_MAX = 16 };
+/* Logits that the selection of one list computed of whole leaves, for the attention that follows: it needs the
+ * same ones. Only of groups that are one lane group (dot_simd.h), when there is room. */
+struct kept_logits {
+    float *logits;   /* [capacity][leaf][lanes]; lanes at most KEPT_LANES_MAX */
+    int64_t *leaves; /* [count] ascending */
+    int64_t count, capacity;
+};
+
+enum { TILE_LISTS_MAX = 16, KEPT_LANES_MAX = 32 };
 
 /* Query rows and heads that share the keys of one key head: rows row .. row + rows - 1 of a sequence, heads
  * head .. head + heads - 1 of q. They have one list, or neighbouring list rows one each: row i of the tile has
@@ -40,7 +48,8 @@ struct forward_tile {
     const int32_t *indices; /* ascending blocks of list n from n * list_step on; NULL: all keys */
     const int32_t *counts;  /* their number at n * count_step */
     int64_t list_step, count_step;
-    const unsigned char *cut; /* blocks that need the element mask, as indices; NULL: the list has none */
+    const unsigned char *cut;       /* blocks that need the element mask, as indices; NULL: the list has none */
+    const struct kept_logits *kept; /* of the selection that made the only list; NULL: none */
 };
 
 /* Attention of one tile: writes out and lse. scratch: forward_scratch bytes of this thread, 64-byte aligned. */

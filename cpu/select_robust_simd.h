@@ -137,7 +137,7 @@ static void robust_run(const struct walk *walk, int level, bool prefilter, int64
     if (!prefilter && level == 1) {
         struct walk_children children = {true, walk->leaf, kv_len, 0};
         struct node_run run = run_at(walk, &children, &node, 0, 1);
-        run_logits(walk, &run, NULL);
+        run_logits(walk, &run, NULL, score_state_of(walk).logits);
         heads_lse(walk, walk->leaf, run.rows, 1, 1, false, at);
         return;
     }

@@ -22,6 +22,7 @@ struct score_state {
     float *q;      /* [lane group][dim][lanes] */
     float *logits; /* [lane group][RUN_ROWS][lanes] */
     float *key;    /* packed keys: see dot_keys */
+    float *means;  /* [RUN_ROWS][packed_stride(dim)] of nodes that do not follow each other */
 };
 
 static struct score_state score_state_of(const struct walk *walk)
@@ -30,13 +31,15 @@ static struct score_state score_state_of(const struct walk *walk)
     struct score_state state = {.q = walk->score_scratch};
     state.logits = state.q + lanes * walk->job->problem->dim;
     state.key = state.logits + lanes * RUN_ROWS;
+    state.means = state.key + CHUNK_ROWS_MAX * packed_stride(walk->job->problem->dim);
     return state;
 }
 
 static size_t score_bytes(const struct select_job *job)
 {
     int64_t lanes = round_up(job->problem->group, LANES_MAX), dim = job->problem->dim;
-    return (size_t)(lanes * (dim + RUN_ROWS) + CHUNK_ROWS_MAX * packed_stride((int32_t)dim)) * sizeof(float);
+    int64_t packed = (CHUNK_ROWS_MAX + RUN_ROWS) * packed_stride((int32_t)dim);
+    return (size_t)(lanes * (dim + RUN_ROWS) + packed) * sizeof(float);
 }
 
 static void score_begin(const struct walk *walk)
@@ -173,8 +176,22 @@ static struct rows keys_at(const struct walk *walk, int64_t first, int64_t count
                          scale};
 }
 
-/* Logits of the run's children; meanwhile `next` is prefetched. */
-static void run_logits(const struct walk *walk, const struct node_run *run, const struct rows *next)
+/* Where the logits of a run of leaves go: to those that are kept, if they can be. */
+static float *run_place(const struct walk *walk, const struct node_run *run)
+{
+    struct kept_logits *kept = walk->job->kept;
+    int32_t group = walk->job->problem->group;
+    if (!kept || group > LANES_MAX || kept->count + run->nodes > kept->capacity)
+        return score_state_of(walk).logits;
+    float *place = kept->logits + kept->count * walk->leaf * lane_vectors(group) * WIDTH;
+    for (int64_t n = 0; n < run->nodes; n++)
+        kept->leaves[kept->count++] = run->first / walk->leaf + n;
+    return place;
+}
+
+/* logits [row][lanes] of the run's children; meanwhile `next` is prefetched. */
+static void run_logits(const struct walk *walk, const struct node_run *run, const struct rows *next,
+                       float *logits)
 {
     const struct problem *problem = walk->job->problem;
     struct score_state state = score_state_of(walk);
@@ -182,62 +199,80 @@ static void run_logits(const struct walk *walk, const struct node_run *run, cons
     for (int64_t at = 0; at < run->rows; at += child.count) {
         if (at > 0) child = keys_at(walk, run->first + at, run->rows - at);
         bool is_last = at + child.count == run->rows;
-        dot_keys_at(state.q, problem->group, &child, problem->scale, state.logits, RUN_ROWS, at, state.key,
+        dot_keys_at(state.q, problem->group, &child, problem->scale, logits, RUN_ROWS, at, state.key,
                     is_last ? next : NULL);
     }
 }
 
 /* Scores of the nodes of a run, which have `width` children each. */
 static void score_run(const struct walk *walk, const struct node_run *run, int64_t width,
-                      const struct rows *next, double *score)
+                      const struct rows *next, float *logits, double *score)
 {
     const struct problem *problem = walk->job->problem;
-    struct score_state state = score_state_of(walk);
-    run_logits(walk, run, next);
+    run_logits(walk, run, next, logits);
     for (int64_t n = 0; n < run->nodes; n++) {
         score[n] = 0;
         for (int64_t first = 0; first < problem->group; first += LANES_MAX) {
             int64_t heads = MIN(problem->group - first, LANES_MAX);
             int vectors = lane_vectors(heads);
-            score[n] += node_lanes(walk->job->select->selector,
-                                   state.logits + first * RUN_ROWS + n * width * vectors * WIDTH,
-                                   MIN(width, run->rows - n * width), vectors, heads);
+            score[n] +=
+                node_lanes(walk->job->select->selector, logits + first * RUN_ROWS + n * width * vectors * WIDTH,
+                           MIN(width, run->rows - n * width), vectors, heads);
         }
         if (isnan(score[n])) score[n] = -INFINITY;
     }
 }
 
-/* The run of nodes that follow each other from nodes[n] on. */
+/* The run of leaves that follow each other from nodes[n] on. */
 static struct node_run run_at(const struct walk *walk, const struct walk_children *children,
                               const int64_t *nodes, int64_t n, int64_t count)
 {
-    int32_t dim = walk->job->problem->dim;
     struct node_run run = {.nodes = 1, .first = nodes[n] * children->width};
     while (n + run.nodes < count && run.nodes < RUN_ROWS / children->width &&
            nodes[n + run.nodes] == nodes[n] + run.nodes)
         run.nodes++;
     run.rows = MIN(run.nodes * children->width, children->rows - run.first);
-    if (children->keys)
-        run.child = keys_at(walk, run.first, run.rows);
-    else
-        run.child = (struct rows){(const char *)(walk->means + (children->base + run.first) * dim),
-                                  CLATTN_FLOAT32,
-                                  dim,
-                                  run.rows,
-                                  dim,
-                                  NULL};
+    run.child = keys_at(walk, run.first, run.rows);
+    return run;
+}
+
+/* Nodes whose children are means, at most RUN_ROWS of these. A dot product alone waits for itself: children
+ * that do not follow each other are brought together first. */
+static struct node_run means_at(const struct walk *walk, const struct walk_children *children,
+                                const int64_t *nodes, int64_t count)
+{
+    int32_t dim = walk->job->problem->dim;
+    int64_t stride = packed_stride(dim), width = children->width, base = children->base;
+    struct node_run run = {.nodes = MIN(count, RUN_ROWS / width), .first = nodes[0] * width};
+    int64_t last = nodes[run.nodes - 1];
+    run.rows = (run.nodes - 1) * width + MIN(width, children->rows - last * width);
+    const float *means = walk->means + (base + run.first) * dim;
+    run.child = (struct rows){(const char *)means, CLATTN_FLOAT32, dim, run.rows, dim, NULL};
+    if (last - nodes[0] + 1 == run.nodes) return run;
+    float *to = score_state_of(walk).means;
+    for (int64_t n = 0; n < run.nodes; n++)
+        for (int64_t c = 0; c < MIN(width, run.rows - n * width); c++, to += stride)
+            memcpy(to, walk->means + (base + nodes[n] * width + c) * dim, (size_t)dim * sizeof *to);
+    run.child.data = (const char *)score_state_of(walk).means;
+    run.child.stride = stride;
     return run;
 }
 
 static void score_nodes(const struct walk *walk, int level, const int64_t *nodes, int64_t count, double *score)
 {
     struct walk_children children = walk_children(walk, level);
-    struct node_run run, next = run_at(walk, &children, nodes, 0, count);
+    struct node_run run;
+    for (int64_t n = 0; n < count && !children.keys; n += run.nodes) {
+        run = means_at(walk, &children, nodes + n, count - n);
+        score_run(walk, &run, children.width, NULL, score_state_of(walk).logits, score + n);
+    }
+    if (!children.keys) return;
+    struct node_run next = run_at(walk, &children, nodes, 0, count);
     for (int64_t n = 0; n < count; n += run.nodes) {
         run = next;
         bool more = n + run.nodes < count;
         if (more) next = run_at(walk, &children, nodes, n + run.nodes, count);
-        score_run(walk, &run, children.width, more ? &next.child : NULL, score + n);
+        score_run(walk, &run, children.width, more ? &next.child : NULL, run_place(walk, &run), score + n);
     }
 }
 

@@ -255,6 +255,7 @@ struct select_job {
     const clattn_pyramid *pyramid; /* NULL with FLAT_LSE only */
     clattn_blocks *blocks;
     const clattn_sync *sync;
+    struct kept_logits *kept; /* of the CPU; NULL: none */
 };
 
 struct forward_job {
