@@ -17,7 +17,6 @@
 
 #define ROW_SECONDS 1.0
 #define QUICK_SECONDS 0.05
-#define STATUS_INTERRUPTED 130
 
 enum { LENS_MAX = 16, DEVICES_MAX = 16 };
 
@@ -81,8 +80,8 @@ static bool parse_options(struct bench_run *run, int argc, char **argv, int *sta
          0, 0, NULL},
         {"threads", OPTION_INTEGER, &run->threads, "N",
          "of the CPU backend; with 1, times are the processor's (default:\nas OpenMP decides)", 1, 1024, NULL},
-        {"budget", OPTION_REAL, &run->budget, "SECONDS", "what does not fit is left out (default 60)", 0, 0,
-         NULL},
+        {"budget", OPTION_SECONDS, &run->budget, "TIME", "what does not fit is left out: 90s, 5m (default 60s)",
+         0, 0, NULL},
         {"quick", OPTION_FLAG, &run->quick, NULL, "small sizes: whether it works, not how fast it is", 0, 0,
          NULL},
         {"json", OPTION_FLAG, &run->json, NULL, "print JSON", 0, 0, NULL},
@@ -148,7 +147,6 @@ static int check_options(struct bench_run *run)
     static const int32_t leaves[] = {16, 32, 64, 128};
     if (run->json && run->csv) return program_usage("--json and --csv both want standard output");
     if (run->json && !report_available()) return STATUS_USAGE;
-    if (run->budget <= 0) return program_usage("--budget: a positive number of seconds is needed");
     if (run->q_heads % run->kv_heads != 0)
         return program_usage("--q-heads %" PRId64 " is not a multiple of --kv-heads %" PRId64, run->q_heads,
                              run->kv_heads);
@@ -200,9 +198,10 @@ static int open_devices(struct bench_run *run)
                 : info.backend != wanted.backend || info.index != wanted.index)
             continue;
         /* One broken driver does not keep the others from being measured. */
-        status = bench_device_open(&run->devices[run->device_count], &info, (int)run->threads);
+        status = bench_device_open(&run->devices[run->device_count], &info, (int)run->threads, NULL);
         run->devices[run->device_count].row_seconds = run->quick ? QUICK_SECONDS : ROW_SECONDS;
-        if (status == STATUS_OK) run->device_count++;
+        if (status != STATUS_OK) continue;
+        bench_device_measure(&run->devices[run->device_count++]);
     }
     return run->device_count > 0 ? STATUS_OK : status;
 }
@@ -221,6 +220,17 @@ static void fail_row(struct bench_row *row, clattn_context *context, clattn_stat
     detail[strcspn(detail, "\n")] = 0;
     row->state = BENCH_FAILED;
     snprintf(row->message, sizeof row->message, "%s%s%s", clattn_strerror(status), *detail ? ": " : "", detail);
+}
+
+/* Where tiles that were chosen since `before` came from. */
+static clattn_tuning tuning_since(clattn_context *context, const clattn_stats *before)
+{
+    clattn_stats now = {.size = sizeof now};
+    clattn_tuning source = CLATTN_TUNING_DEFAULT;
+    clattn_context_stats(context, &now);
+    for (int t = CLATTN_TUNING_SHIPPED; t <= CLATTN_TUNING_CALLER; t++)
+        if (now.tiles_by_tuning[t] > before->tiles_by_tuning[t]) source = (clattn_tuning)t;
+    return source;
 }
 
 static double build_seconds(clattn_context *context)
@@ -294,10 +304,13 @@ static void measure_row(const struct bench_run *run, struct bench_device *device
     if (seconds_left(run) > 0 && operation != BENCH_PYRAMID && operation != BENCH_SELECT)
         status = bench_dense_rate(device, &row->shape, run->reference, &row->dense_rate);
     if (!status && !fits(run, row)) return;
+    clattn_stats stats = {.size = sizeof stats};
+    clattn_context_stats(device->context, &stats);
     if (!status) {
         status = measure(run, device, row, &problem);
         bench_problem_release(&problem);
     }
+    row->tuning = tuning_since(device->context, &stats);
     if (status) fail_row(row, device->context, status);
     row->wall = program_seconds() - start;
 }

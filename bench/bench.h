@@ -61,8 +61,12 @@ struct bench_device {
     double dense_rate; /* FLOP/s; 0: none */
 };
 
-/* Opens the device that `info` describes and measures its ceilings. Returns an exit status. */
-int bench_device_open(struct bench_device *device, const clattn_device_info *info, int threads);
+/* Opens the device that `info` describes. tuning: clattn_context_desc.tuning. Returns an exit status. */
+int bench_device_open(struct bench_device *device, const clattn_device_info *info, int threads,
+                      const char *tuning);
+
+/* Measures the device's ceilings. */
+void bench_device_measure(struct bench_device *device);
 
 /* Seconds of the clock that times of the device are read from. */
 double bench_seconds(const struct bench_device *device);
@@ -152,6 +156,9 @@ extern volatile int bench_interrupted; /* set by Ctrl-C */
 clattn_status bench_time(struct bench_problem *problem, double seconds, double first,
                          struct bench_timing *timing);
 
+/* The time of one call. */
+clattn_status bench_sample(struct bench_problem *problem, double *seconds);
+
 /* FLOP/s of dense attention on the same shapes, over as many of the last queries as fit into a second or so. */
 clattn_status bench_dense_rate(struct bench_device *device, const struct bench_case *shape,
                                clattn_context *reference, double *rate);
@@ -169,6 +176,7 @@ struct bench_row {
     struct bench_work work;
     struct bench_timing timing;
     double transfer, compile, first, wall;
+    clattn_tuning tuning; /* the strongest source of its tiles */
     double dense_rate; /* FLOP/s; 0: not measured */
 };
 

@@ -85,13 +85,15 @@ static double measure_copy(const struct bench_device *device)
     return best;
 }
 
-int bench_device_open(struct bench_device *device, const clattn_device_info *info, int threads)
+int bench_device_open(struct bench_device *device, const clattn_device_info *info, int threads,
+                      const char *tuning)
 {
     char index[16], detail[512] = "";
     clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
     snprintf(index, sizeof index, "%d", info->index);
     *device = (struct bench_device){.info = *info, .threads = threads};
     desc.threads = threads;
+    desc.tuning = tuning;
     desc.backend = info->backend;
     desc.error = detail;
     desc.error_bytes = sizeof detail;
@@ -109,15 +111,19 @@ int bench_device_open(struct bench_device *device, const clattn_device_info *inf
     clattn_device_info used = {.size = sizeof used};
     if (clattn_context_device(device->context, &used) == CLATTN_SUCCESS)
         memcpy(device->info.variant, used.variant, sizeof used.variant);
-    if (info->backend != CLATTN_BACKEND_OPENCL) {
+    return STATUS_OK;
+}
+
+void bench_device_measure(struct bench_device *device)
+{
+    if (device->info.backend != CLATTN_BACKEND_OPENCL) {
         device->fma_rate = measure_fma(device);
         device->copy_rate = measure_copy(device);
     } else if (!device->opencl ||
                !bench_opencl_ceilings(device->opencl, &device->fma_rate, &device->copy_rate)) {
         device->fma_rate = device->copy_rate = 0;
-        program_note("%s: no ceilings could be measured", info->name);
+        program_note("%s: no ceilings could be measured", device->info.name);
     }
-    return STATUS_OK;
 }
 
 void bench_device_close(struct bench_device *device)

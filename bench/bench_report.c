@@ -57,6 +57,8 @@ static const char *selector_text(const struct bench_case *s)
     return s->pattern ? s->pattern : selector_words[s->selector];
 }
 
+static const char *const tuning_words[] = {"built in", "shipped", "system", "user", "environment", "caller"};
+
 static double positive(double number)
 {
     return number > 0 ? number : NAN;
@@ -70,7 +72,7 @@ static int describe_device(const struct bench_row *row, struct value *v)
     n += text(v + n, "platform", row->device.platform);
     n += text(v + n, "driver", row->device.driver);
     n += text(v + n, "tier", row->device.variant);
-    n += text(v + n, "tuning", "built in");
+    n += text(v + n, "tuning", tuning_words[row->tuning]);
     n += text(v + n, "library", clattn_version());
     return n;
 }

@@ -47,6 +47,12 @@ static clattn_status sample(struct bench_problem *problem, bool *is_device, doub
     return status;
 }
 
+clattn_status bench_sample(struct bench_problem *problem, double *seconds)
+{
+    bool is_device = problem->device->opencl != NULL;
+    return sample(problem, &is_device, seconds);
+}
+
 static clattn_status time_with(struct bench_problem *problem, double seconds, bool is_device,
                                struct bench_timing *timing)
 {

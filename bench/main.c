@@ -29,6 +29,7 @@ static const struct {
     {"bench", bench_main, "measure devices, operations and selectors"},
     {"compare", compare_main, "compare measurements across devices and versions, with charts"},
     {"simulate", simulate_main, "predict what tiles make of neighborhood attention"},
+    {"tune", tune_main, "find the fastest tiles for a device"},
 };
 #define SUBCOMMANDS (sizeof subcommands / sizeof *subcommands)
 

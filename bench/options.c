@@ -38,6 +38,31 @@ bool parse_real(const char *text, double *value)
     return true;
 }
 
+static bool parse_seconds(const char *text, double *value)
+{
+    char number[64];
+    size_t length = strlen(text);
+    double unit = 1;
+    if (length == 0 || length >= sizeof number) return false;
+    strcpy(number, text);
+    switch (number[length - 1]) {
+    case 'h':
+        unit = 3600;
+        break;
+    case 'm':
+        unit = 60;
+        break;
+    case 's':
+        break;
+    default:
+        length++; /* nothing to cut off */
+    }
+    number[length - 1] = 0;
+    if (!parse_real(number, value) || !(*value > 0)) return false;
+    *value *= unit;
+    return true;
+}
+
 static void print_option(const char *left, const char *help)
 {
     printf("  %-28s", left);
@@ -78,6 +103,10 @@ static int refuse_value(const struct option_spec *spec, const char *text)
                              spec->minimum, spec->maximum);
     case OPTION_REAL:
         return program_usage("--%s: '%s' is not a number", spec->name, text);
+    case OPTION_SECONDS:
+        return program_usage(
+            "--%s: '%s' is no time; a positive number of seconds is needed, or one with s, m or h", spec->name,
+            text);
     default:
         for (int i = 0; spec->choices[i] && used < sizeof list; i++)
             used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "", spec->choices[i]);
@@ -104,6 +133,8 @@ static bool store_value(const struct option_spec *spec, const char *text)
         return parse_integer(text, spec->minimum, spec->maximum, spec->value);
     case OPTION_REAL:
         return parse_real(text, spec->value);
+    case OPTION_SECONDS:
+        return parse_seconds(text, spec->value);
     case OPTION_CHOICE:
         for (int i = 0; spec->choices[i]; i++)
             if (strcmp(text, spec->choices[i]) == 0) {

@@ -15,6 +15,7 @@ enum option_kind {
     OPTION_TEXT,    /* const char * */
     OPTION_INTEGER, /* int64_t, minimum..maximum */
     OPTION_REAL,    /* double, finite */
+    OPTION_SECONDS, /* double above 0: "90", "90s", "1.5m" or "1h" */
     OPTION_CHOICE   /* int: the position in `choices` */
 };
 

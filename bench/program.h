@@ -24,6 +24,10 @@ int pattern_main(int argc, char **argv);
 int bench_main(int argc, char **argv);
 int compare_main(int argc, char **argv);
 int simulate_main(int argc, char **argv);
+int tune_main(int argc, char **argv);
+
+/* The exit status after Ctrl-C. */
+#define STATUS_INTERRUPTED 130
 
 /* "clattn SUBCOMMAND: message" on standard error, control characters replaced. */
 void program_error(const char *format, ...) __attribute__((format(printf, 1, 2)));

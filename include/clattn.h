@@ -121,12 +121,14 @@ typedef struct clattn_context_desc {
     clattn_log_level log_level; /* messages above are dropped; default WARNING */
     char *error;                /* optional buffer for the detail when creation fails, always terminated */
     size_t error_bytes;
+    const char *tuning; /* OpenCL: the text of tuning records (clattn-tune(1)) that are used instead of all others; "":
+                           none. NULL: see clattn_tuning */
 } clattn_context_desc;
 
 #define CLATTN_CONTEXT_DESC_INIT                                                                                     \
     {                                                                                                                \
         sizeof(clattn_context_desc), CLATTN_BACKEND_AUTO, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL,               \
-            CLATTN_LOG_WARNING, NULL, 0                                                                              \
+            CLATTN_LOG_WARNING, NULL, 0, NULL                                                                        \
     }
 
 /* Makes a context. desc NULL means CLATTN_CONTEXT_DESC_INIT.
@@ -165,6 +167,19 @@ CLATTN_API clattn_status clattn_device_get(int number, clattn_device_info *info)
 /* The device that a context uses. */
 CLATTN_API clattn_status clattn_context_device(clattn_context *context, clattn_device_info *info);
 
+/* Where an OpenCL kernel's tile comes from: the library's rule for the kind of device, or a tuning record for this
+ * device, kernel, dim and dtype. The first file that has one counts: that which the variable CLATTN_TUNING names ("none":
+ * no records at all), the user's (clattn/tuning.json in XDG_DATA_HOME, else in ~/.local/share), the system's, those in
+ * the library. Records change how fast something is computed, not what. */
+typedef enum clattn_tuning {
+    CLATTN_TUNING_DEFAULT = 0, /* the rule */
+    CLATTN_TUNING_SHIPPED = 1, /* a record in the library */
+    CLATTN_TUNING_SYSTEM = 2,
+    CLATTN_TUNING_USER = 3,
+    CLATTN_TUNING_ENVIRONMENT = 4,
+    CLATTN_TUNING_CALLER = 5   /* clattn_context_desc.tuning */
+} clattn_tuning;
+
 /* Times and counts since the context was made. */
 typedef struct clattn_stats {
     size_t size;                /* sizeof(clattn_stats), set by the caller */
@@ -173,6 +188,7 @@ typedef struct clattn_stats {
     uint64_t programs_built;    /* compiled from source */
     uint64_t programs_loaded;   /* taken from the program cache */
     uint64_t kernels_enqueued;
+    uint64_t tiles_by_tuning[6]; /* tiles chosen, by the clattn_tuning that they came from */
 } clattn_stats;
 
 CLATTN_API clattn_status clattn_context_stats(clattn_context *context, clattn_stats *stats);

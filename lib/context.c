@@ -109,6 +109,13 @@ void stats_add_launch(clattn_context *context)
     pthread_mutex_unlock(&context->lock);
 }
 
+void stats_add_tuned(clattn_context *context, clattn_tuning source)
+{
+    pthread_mutex_lock(&context->lock);
+    context->stats.tiles_by_tuning[source]++;
+    pthread_mutex_unlock(&context->lock);
+}
+
 clattn_status clattn_context_stats(clattn_context *context, clattn_stats *stats)
 {
     if (!context) return CLATTN_INVALID_ARGUMENT;

@@ -50,6 +50,7 @@ double seconds_now(void); /* monotonic */
 void stats_add_build(clattn_context *context, double seconds, bool from_cache);
 void stats_add_transfer(clattn_context *context, double seconds);
 void stats_add_launch(clattn_context *context);
+void stats_add_tuned(clattn_context *context, clattn_tuning source);
 
 /* ---- memory ---- */
 

@@ -12,6 +12,7 @@
  *   opencl_workspace.c memory of launches, kept for the next one
  *   opencl_hopper.c   instructions that NVIDIA's compiler refuses
  *   opencl_nvidia*.c  the matrix tier of NVIDIA cards
+ *   opencl_tuning.c   tuned parameters of kernels
  *   opencl_transfer.c tensors between host and device
  *   opencl_launch.c   order of commands, wait lists and events, kernel arguments
  *   opencl_selftest.c a small attention case against the reference
@@ -42,6 +43,7 @@
 #endif
 
 #include "internal.h"
+#include "opencl_tuning.h"
 
 #include <sys/types.h>
 
@@ -144,6 +146,7 @@ struct opencl {
     struct opencl_program *programs;
     pthread_mutex_t workspace_lock;
     struct opencl_workspace workspace;
+    struct tuning_table tuning;
     struct nvidia *nvidia; /* the matrix tier of NVIDIA cards; NULL: not on this device */
 };
 

@@ -159,6 +159,7 @@ static void opencl_close(clattn_context *context)
         if (state->context) clReleaseContext(state->context);
     }
     nvidia_close(state);
+    opencl_tuning_free(&state->tuning);
     pthread_mutex_destroy(&state->workspace_lock);
     pthread_mutex_destroy(&state->queue_lock);
     pthread_mutex_destroy(&state->lock);
@@ -193,6 +194,7 @@ static clattn_status opencl_open(clattn_context *context, const clattn_context_d
     clattn_status status = desc->cl_context ? open_shared(context, desc) : open_device(context, desc);
     if (!status) status = open_queue(context, desc);
     if (!status) log_quirks(context);
+    if (!status) opencl_tuning_load(context, &state->device, desc->tuning, &state->tuning);
     if (!status) status = open_tier(context, desc);
     if (!status) svm_find(&state->device, &state->svm);
     if (!status && desc->backend == CLATTN_BACKEND_AUTO) status = opencl_selftest(context);

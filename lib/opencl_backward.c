@@ -205,9 +205,7 @@ static clattn_status run_all(struct backward_run *run)
 
 clattn_status opencl_backward(clattn_context *context, const struct backward_job *job)
 {
-    struct backward_run run = {.job = job,
-                               .context = context,
-                               .taste = opencl_taste_of(&opencl_of(context)->device, job->q->dtype)};
+    struct backward_run run = {.job = job, .context = context};
     bool done = false;
     clattn_status status = check_supported(context, job);
     if (!status) status = nvidia_backward(context, job, &done);

@@ -43,7 +43,8 @@ static struct backward_tile tile_for(const struct backward_run *run, int keys, i
 /* The largest tile whose local memory fits; `shrink` halves its pairs and keys in turn. */
 static struct backward_tile tile_fitting(const struct backward_run *run, int shrink)
 {
-    int pairs = PAIRS_MAX >> (shrink + 1) / 2, keys = MIN(KEYS_MAX, run->lists.block) >> shrink / 2;
+    int pairs = opencl_limit(run->taste.keys, PAIRS_MAX) >> (shrink + 1) / 2;
+    int keys = MIN(opencl_limit(run->taste.rows, KEYS_MAX), run->lists.block) >> shrink / 2;
     struct backward_tile shape = tile_for(run, keys, pairs);
     while (local_bytes(run, &shape) > run->taste.local_bytes && (keys > 4 || pairs > 8)) {
         if (pairs > 16 || keys <= 4)
@@ -58,6 +59,7 @@ static struct backward_tile tile_fitting(const struct backward_run *run, int shr
 clattn_status backward_kv_prepare(struct backward_run *run)
 {
     clattn_status status = CLATTN_SUCCESS;
+    run->taste = opencl_taste_of(run->context, TUNING_BACKWARD_KV, run->job->problem->dim, run->job->q->dtype);
     for (int shrink = 0; shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
         cl_kernel kernel = NULL;
         struct backward_tile *shape = &run->kv_tile;

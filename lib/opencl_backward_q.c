@@ -46,8 +46,8 @@ static struct backward_tile tile_fitting(const struct backward_run *run, int shr
 {
     const clattn_blocks *blocks = run->job->blocks;
     bool shared = !blocks || blocks->q_block > 1;
-    int rows = (shared ? ROWS_SHARED_LIST : ROWS_OWN_LIST) >> shrink / 2;
-    int keys = MIN(run->lists.block, KEYS_MAX) >> (shrink + 1) / 2;
+    int rows = opencl_limit(run->taste.rows, shared ? ROWS_SHARED_LIST : ROWS_OWN_LIST) >> shrink / 2;
+    int keys = MIN(run->lists.block, opencl_limit(run->taste.keys, KEYS_MAX)) >> (shrink + 1) / 2;
     struct backward_tile shape = tile_for(run, MAX(rows, 1), MAX(keys, 4));
     while (local_bytes(run, &shape) > run->taste.local_bytes && (rows > 4 || keys > 8)) {
         if (keys > 16 || rows <= 4)
@@ -62,6 +62,7 @@ static struct backward_tile tile_fitting(const struct backward_run *run, int shr
 clattn_status backward_q_prepare(struct backward_run *run)
 {
     clattn_status status = CLATTN_SUCCESS;
+    run->taste = opencl_taste_of(run->context, TUNING_BACKWARD_Q, run->job->problem->dim, run->job->q->dtype);
     for (int shrink = 0; shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
         cl_kernel kernel = NULL;
         struct backward_tile *shape = &run->q_tile;

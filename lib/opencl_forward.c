@@ -25,6 +25,11 @@ static bool heads_have_own_lists(const struct forward_job *job)
     return job->blocks && job->blocks->heads == problem->q_heads && problem->group > 1;
 }
 
+static enum tuning_kernel kernel_of(const struct forward_job *job)
+{
+    return !job->blocks || job->blocks->q_block > 1 ? TUNING_FORWARD_BLOCK : TUNING_FORWARD_TOKEN;
+}
+
 /* Local memory of the kernel. */
 static size_t local_bytes(const struct opencl_taste *taste, const struct problem *problem,
                           const clattn_blocks *blocks, const struct forward_tile_shape *shape)
@@ -77,10 +82,10 @@ static struct forward_tile_shape shape_of(const struct opencl_taste *taste, cons
 static struct forward_tile_shape shape_fitting(const struct opencl_taste *taste, const struct forward_job *job,
                                                int shrink)
 {
-    bool shared = !job->blocks || job->blocks->q_block > 1;
-    int rows = (shared ? ROWS_SHARED_LIST : ROWS_OWN_LIST) >> shrink / 2;
+    bool shared = kernel_of(job) == TUNING_FORWARD_BLOCK;
+    int rows = opencl_limit(taste->rows, shared ? ROWS_SHARED_LIST : ROWS_OWN_LIST) >> shrink / 2;
     int block = !job->blocks ? KEYS_MAX : job->blocks->starts ? KEYS_UNEQUAL : job->blocks->block;
-    int keys = MIN(block, KEYS_MAX) >> (shrink + 1) / 2;
+    int keys = MIN(block, opencl_limit(taste->keys, KEYS_MAX)) >> (shrink + 1) / 2;
     struct forward_tile_shape shape = shape_of(taste, job, MAX(rows, 1), MAX(keys, 4));
     while (local_bytes(taste, job->problem, job->blocks, &shape) > taste->local_bytes &&
            (rows > 4 || keys > 8)) {
@@ -170,7 +175,7 @@ enum { ARG_UNIT_FIRST = 9 };
 clattn_status opencl_forward(clattn_context *context, const struct forward_job *job)
 {
     const struct problem *problem = job->problem;
-    const struct opencl_taste taste = opencl_taste_of(&opencl_of(context)->device, job->q->dtype);
+    struct opencl_taste taste;
     struct forward_tile_shape shape;
     struct opencl_options options;
     struct opencl_launch launch;
@@ -182,6 +187,7 @@ clattn_status opencl_forward(clattn_context *context, const struct forward_job *
         status = opencl_dense(context, job, &done);
         if (status || done) return status;
     }
+    taste = opencl_taste_of(context, kernel_of(job), problem->dim, job->q->dtype);
     for (int shrink = 0; !status && shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
         cl_kernel kernel = NULL;
         shape = shape_fitting(&taste, job, shrink);

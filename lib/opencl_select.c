@@ -31,8 +31,8 @@ static size_t local_bytes(const struct opencl_taste *taste, const struct select_
 static struct opencl_tile tile_fitting(const struct opencl_taste *taste, const struct select_job *job,
                                        int shrink)
 {
-    int group = job->problem->group, most = MAX(ROWS_MAX >> shrink / 2, 1);
-    int keys = MAX(MIN(job->select->leaf, KEYS_MAX) >> (shrink + 1) / 2, 8);
+    int group = job->problem->group, most = MAX(opencl_limit(taste->rows, ROWS_MAX) >> shrink / 2, 1);
+    int keys = MAX(MIN(job->select->leaf, opencl_limit(taste->keys, KEYS_MAX)) >> (shrink + 1) / 2, 8);
     for (;;) {
         int rounds = (group + most - 1) / most;
         struct opencl_tile tile = opencl_tile_of(taste, (group + rounds - 1) / rounds, keys);
@@ -116,7 +116,7 @@ static void set_arguments(struct opencl_launch *launch, const struct select_job 
 clattn_status opencl_select(clattn_context *context, const struct select_job *job)
 {
     const struct problem *problem = job->problem;
-    const struct opencl_taste taste = opencl_taste_of(&opencl_of(context)->device, job->q->dtype);
+    struct opencl_taste taste;
     struct opencl_tile tile;
     struct opencl_options options;
     struct opencl_launch launch;
@@ -128,6 +128,7 @@ clattn_status opencl_select(clattn_context *context, const struct select_job *jo
         status = opencl_flat(context, job, &done);
         if (status || done) return status;
     }
+    taste = opencl_taste_of(context, TUNING_SELECT, problem->dim, job->q->dtype);
     for (int shrink = 0; !status && shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
         cl_kernel kernel = NULL;
         tile = tile_fitting(&taste, job, shrink);

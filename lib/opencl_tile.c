@@ -12,7 +12,7 @@
 
 enum { ITEMS_MULTIPLE = 8, INTEL_VENDOR = 0x8086 };
 
-struct opencl_taste opencl_taste_of(const struct opencl_device *device, clattn_dtype dtype)
+static struct opencl_taste default_taste(const struct opencl_device *device, clattn_dtype dtype)
 {
     bool is_cpu = (device->type & CL_DEVICE_TYPE_CPU) && !(device->type & CL_DEVICE_TYPE_GPU);
     struct opencl_taste taste = {.items = (int)MIN(device->group_max, 256)};
@@ -34,6 +34,32 @@ struct opencl_taste opencl_taste_of(const struct opencl_device *device, clattn_d
         taste.pad = 4;
         taste.local_bytes = (size_t)MIN(device->local_bytes, 32 * 1024);
     }
+    return taste;
+}
+
+static void overlay(int *value, int tuned)
+{
+    if (tuned >= 0) *value = tuned;
+}
+
+struct opencl_taste opencl_taste_of(clattn_context *context, enum tuning_kernel kernel, int32_t dim,
+                                    clattn_dtype dtype)
+{
+    const struct opencl_device *device = &opencl_of(context)->device;
+    const struct tuning_record *tuned = opencl_tuning_find(context, kernel, dim, dtype);
+    struct opencl_taste taste = default_taste(device, dtype);
+    if (!tuned) return taste;
+    overlay(&taste.lanes, tuned->value[TUNING_LANES]);
+    overlay(&taste.item_keys, tuned->value[TUNING_ITEM_KEYS]);
+    overlay(&taste.item_dims, tuned->value[TUNING_ITEM_DIMS]);
+    overlay(&taste.load, tuned->value[TUNING_LOAD]);
+    overlay(&taste.pad, tuned->value[TUNING_PAD]);
+    overlay(&taste.items, tuned->value[TUNING_ITEMS]);
+    overlay(&taste.rows, tuned->value[TUNING_ROWS]);
+    overlay(&taste.keys, tuned->value[TUNING_KEYS]);
+    taste.items = (int)MIN(device->group_max, (size_t)taste.items);
+    if (tuned->value[TUNING_LOCAL_KIB] >= 0)
+        taste.local_bytes = (size_t)MIN(device->local_bytes, (cl_ulong)tuned->value[TUNING_LOCAL_KIB] * 1024);
     return taste;
 }
 

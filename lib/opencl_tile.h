@@ -18,10 +18,19 @@ struct opencl_taste {
     int load;      /* elements of a load, at most */
     int pad;       /* floats after a row of local memory, against bank conflicts */
     size_t local_bytes;
-    int items; /* of a work-group, at most */
+    int items;      /* of a work-group, at most */
+    int rows, keys; /* of a tile, at most; 0: as the kernel's rule says */
 };
 
-struct opencl_taste opencl_taste_of(const struct opencl_device *device, clattn_dtype dtype);
+/* With the tuning record for a kernel of the context's device, if there is one. */
+struct opencl_taste opencl_taste_of(clattn_context *context, enum tuning_kernel kernel, int32_t dim,
+                                    clattn_dtype dtype);
+
+/* A tile's limit: the tuned one, or that of the rule. */
+static inline int opencl_limit(int tuned, int rule)
+{
+    return tuned > 0 ? tuned : rule;
+}
 
 /* Rows are vectors of lanes; a work-group has rows / lanes x keys / item_keys items. */
 struct opencl_tile {

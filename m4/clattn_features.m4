@@ -116,12 +116,12 @@ AC_DEFUN([CLATTN_FEATURE_OPENMP], [
 ])
 
 AC_DEFUN([CLATTN_FEATURE_JANSSON], [
-    CLATTN_WITH([jansson], [jansson for the program's JSON output])
+    CLATTN_WITH([jansson], [jansson for JSON: the program's output, tuning records])
     have_jansson=no
     AS_VAR_IF([with_jansson], [no], [], [
         PKG_CHECK_MODULES([JANSSON], [jansson >= 2.7], [have_jansson=yes], [have_jansson=no])
     ])
-    CLATTN_FOUND([jansson], [HAVE_JANSSON], [$have_jansson], [The program reads and writes JSON (the library does not).])
+    CLATTN_FOUND([jansson], [HAVE_JANSSON], [$have_jansson], [The program reads and writes JSON, the library reads tuning records.])
     AS_VAR_IF([have_jansson], [yes], [], [JANSSON_LIBS=; JANSSON_CFLAGS=])
 ])
 

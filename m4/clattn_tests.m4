@@ -18,7 +18,7 @@ AC_DEFUN([CLATTN_SUMMARY], [
         hwloc        $have_hwloc
         openmp       $have_openmp
         xxhash       $have_xxhash
-        jansson      $have_jansson (program only)
+        jansson      $have_jansson
         CPU variants reference, plain C, AVX2 $clattn_avx2, AVX-512 $clattn_avx512
         tests        cmocka $have_cmocka, sanitizers $enable_sanitizers])
 ])

@@ -18,7 +18,7 @@ fail() {
 
 # Every suite on the CPU; as CSV, so that this needs no jansson.
 suites=pyramid,select,forward,backward,patterns,dense,neighborhood,selection-scaling
-"$program" bench --quick --backend cpu --len 300 --suite $suites --budget 600 --csv > rows.csv 2> stderr ||
+"$program" bench --quick --backend cpu --len 300 --suite $suites --budget 600s --csv > rows.csv 2> stderr ||
     fail "exit status $?: $(cat stderr)"
 [ ! -s stderr ] || fail "noise on standard error: $(cat stderr)"
 [ "$(wc -l < rows.csv)" = 20 ] || fail "rows: $(cat rows.csv)"
@@ -73,7 +73,8 @@ refused() {
 refused 2 "'speed' is not one of pyramid, select" --suite forward,speed
 refused 2 "--len: '10,x' is not a list" --len 10,x
 refused 2 '--q-heads 3 is not a multiple of --kv-heads 2' --q-heads 3 --kv-heads 2
-refused 2 '--budget: a positive number' --budget 0
+refused 2 'a positive number of seconds is needed' --budget 0
+refused 2 "'60x' is no time" --budget 60x
 "$program" bench --quick --backend cpu --suite dense --len 100 --threads 1 > table 2> stderr || fail "$(cat stderr)"
 grep -q "processor time\$" table || fail "$(cat table)"
 refused 2 'both want standard output' --json --csv
