@@ -66,6 +66,19 @@ static int write_all(struct npy_writer *writer, const char *bytes, uint64_t size
     return 0;
 }
 
+/* Elements are of 4 bytes, and a call writes whole ones. */
+static int write_turned(struct npy_writer *writer, const char *elements, uint64_t bytes)
+{
+    uint32_t words[1024];
+    for (uint64_t at = 0, size; at < bytes; at += size) {
+        size = bytes - at < sizeof words ? bytes - at : sizeof words;
+        memcpy(words, elements + at, size);
+        elements_turn(words, size / sizeof *words, sizeof *words);
+        if (write_all(writer, (const char *)words, size) != 0) return -1;
+    }
+    return 0;
+}
+
 /* The mode of the file that will be replaced, or what open() would give a new one. */
 static mode_t target_mode(const char *target, const struct stat *status)
 {
@@ -158,7 +171,7 @@ int npy_writer_write(struct npy_writer *writer, const void *elements, uint64_t b
         return fail(writer);
     }
     writer->missing -= bytes;
-    return write_all(writer, elements, bytes);
+    return FILES_ARE_TURNED ? write_turned(writer, elements, bytes) : write_all(writer, elements, bytes);
 }
 
 int npy_writer_close(struct npy_writer *writer)

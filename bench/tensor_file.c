@@ -36,6 +36,17 @@ const char *element_name(enum element_type type)
     return "?";
 }
 
+void elements_turn(void *elements, uint64_t count, size_t size)
+{
+    uint16_t *halves = elements;
+    uint32_t *words = elements;
+    for (uint64_t i = 0; i < count; i++)
+        if (size == 4)
+            words[i] = __builtin_bswap32(words[i]);
+        else
+            halves[i] = __builtin_bswap16(halves[i]);
+}
+
 int tensor_error(char *error, const char *format, ...)
 {
     va_list arguments;
@@ -99,8 +110,8 @@ static int open_regular(const char *path, uint64_t *size, char *error)
     return -1;
 }
 
-/* safetensors does not align its tensors: such a one is read, not mapped, so that it is in memory once. */
-static int read_unaligned(struct tensor_file *file, int fd, const char *path, uint64_t offset, size_t size)
+/* A tensor that cannot be used where it lies is read, not mapped, so that it is in memory once. */
+static int read_copy(struct tensor_file *file, int fd, const char *path, uint64_t offset, size_t size)
 {
     file->copy = aligned_alloc(64, (size + 63) / 64 * 64);
     if (!file->copy) return tensor_error(file->error, "%s: out of memory (%zu bytes)", path, size);
@@ -168,9 +179,10 @@ static int open_path(struct tensor_file *file, const char *path, bool safetensor
     memcpy(file->shape, layout.shape, sizeof file->shape);
     file->elements = layout.elements;
     file->data = (const char *)file->map + layout.offset;
-    if (layout.offset % element_size(layout.type) != 0 &&
-        read_unaligned(file, fd, path, layout.offset, (size_t)byte_size) != 0)
+    bool aligned = layout.offset % element_size(layout.type) == 0; /* safetensors does not see to that */
+    if ((!aligned || FILES_ARE_TURNED) && read_copy(file, fd, path, layout.offset, (size_t)byte_size) != 0)
         goto fail;
+    if (FILES_ARE_TURNED) elements_turn(file->copy, file->elements, element_size(file->type));
     close(fd);
     return 0;
 
@@ -184,9 +196,6 @@ int tensor_file_open(struct tensor_file *file, const char *spec, enum element_re
     const char *name;
     bool safetensors;
     memset(file, 0, sizeof *file);
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-    return tensor_error(file->error, "%s: the files are little-endian, this machine is not", spec);
-#endif
     if (!*spec) return tensor_error(file->error, "an empty file name");
     char *path = split_spec(spec, &name, &safetensors);
     if (!path) return tensor_error(file->error, "out of memory");

@@ -32,7 +32,7 @@ struct tensor_file {
     char error[TENSOR_ERROR_SIZE];
     void *map; /* the mapping, or NULL */
     size_t map_size;
-    void *copy; /* set instead of the mapping where the file holds the elements unaligned */
+    void *copy; /* set instead of the mapping where the file holds the elements unaligned or in the other byte order */
 };
 
 struct tensor_values {

@@ -21,6 +21,10 @@ int npy_parse(const unsigned char *bytes, uint64_t size, enum element_request re
 int safetensors_parse(const unsigned char *bytes, uint64_t size, const char *name, struct tensor_layout *layout,
                       char *error);
 
+/* Both formats are little-endian: elsewhere elements are turned round between file and memory. */
+enum { FILES_ARE_TURNED = __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ };
+void elements_turn(void *elements, uint64_t count, size_t size); /* in place; size 2 or 4 */
+
 /* Sets layout->elements from the shape and checks it: every dimension at least 1, no overflow. *byte_size is
  * the size of the elements. */
 int tensor_layout_measure(struct tensor_layout *layout, uint64_t *byte_size, char *error);
