@@ -29,9 +29,9 @@ static const struct command_help help = {
     "bench [OPTION...]",
     "Measures the operations of the library on the devices of this machine. Every configuration is compared\n"
     "with the reference on sampled rows before it is timed; a wrong one is told, never timed.",
-    "Suites: pyramid, select, forward, backward, patterns, dense; by default these. And neighborhood (minutes "
-    "on a\n"
-    "CPU) and selection-scaling (the pyramid against flat scoring, 4096 to 262144 keys).\n"
+    "Suites: pyramid, select, forward, backward, decode, patterns, dense; by default these. And neighborhood\n"
+    "(minutes on a CPU), selection-scaling (the pyramid against flat scoring, 4096 to 262144 keys), and\n"
+    "selection-quality (what each selector keeps of exact attention, on queries and keys of files).\n"
     "roofline is the share of what the measured ceilings of the same device allow; x dense the speed-up over "
     "dense\n"
     "attention of this library on the same device, whose rate is measured on the last queries.\n"
@@ -49,6 +49,7 @@ struct bench_run {
     int64_t q_heads, kv_heads, dim, topk, threads;
     double budget, begin;
     bool quick, json, csv;
+    struct bench_files files;
     int64_t lens[LENS_MAX];
     struct bench_sizes sizes;
     struct bench_case *cases;
@@ -82,6 +83,17 @@ static bool parse_options(struct bench_run *run, int argc, char **argv, int *sta
          "of the CPU backend; with 1, times are the processor's (default:\nas OpenMP decides)", 1, 1024, NULL},
         {"budget", OPTION_SECONDS, &run->budget, "TIME", "what does not fit is left out: 90s, 5m (default 60s)",
          0, 0, NULL},
+        {"q", OPTION_TEXT, &run->files.q_name, "FILE",
+         "queries of selection-quality, .npy or .safetensors:NAME (default:\nthe bundled sample)", 0, 0, NULL},
+        {"k", OPTION_TEXT, &run->files.k_name, "FILE", "its keys", 0, 0, NULL},
+        {"positions", OPTION_TEXT, &run->files.positions, "FILE",
+         "the positions that are judged, int32 (default: 64 of all)", 0, 0, NULL},
+        {"answers", OPTION_TEXT, &run->files.answers, "FILE",
+         "positions at which something must be found, int32 ...", 0, 0, NULL},
+        {"needles", OPTION_TEXT, &run->files.needles, "FILE", "... and the positions where it stands", 0, 0,
+         NULL},
+        {"from", OPTION_INTEGER, &run->files.from, "N",
+         "positions before this one are not judged (default 1024)", 0, 1 << 30, NULL},
         {"quick", OPTION_FLAG, &run->quick, NULL, "small sizes: whether it works, not how fast it is", 0, 0,
          NULL},
         {"json", OPTION_FLAG, &run->json, NULL, "print JSON", 0, 0, NULL},
@@ -123,7 +135,7 @@ static int add_suite(struct bench_run *run, int suite)
 static int parse_suites(struct bench_run *run)
 {
     char copy[256], *rest = copy, *word;
-    const char *text = run->suites ? run->suites : "pyramid,select,forward,backward,patterns,dense";
+    const char *text = run->suites ? run->suites : "pyramid,select,forward,backward,decode,patterns,dense";
     int status = STATUS_OK;
     if (strlen(text) >= sizeof copy) return program_usage("--suite: '%s' is too long", text);
     strcpy(copy, text);
@@ -133,10 +145,13 @@ static int parse_suites(struct bench_run *run)
             suite++;
         if (!bench_suite_words[suite])
             return program_usage(
-                "--suite: '%s' is not one of pyramid, select, forward, backward, patterns, dense, "
-                "neighborhood, selection-scaling",
+                "--suite: '%s' is not one of pyramid, select, forward, backward, decode, patterns, "
+                "dense, neighborhood, selection-scaling, selection-quality",
                 word);
-        status = add_suite(run, suite);
+        if (bench_suite_has_files(suite) && !run->files.is_open)
+            status = bench_files_open(&run->files, run->sizes.leaf);
+        run->sizes.files = &run->files;
+        if (status == STATUS_OK) status = add_suite(run, suite);
     }
     return status;
 }
@@ -167,7 +182,8 @@ static int check_options(struct bench_run *run)
                                       (int32_t)run->dim,
                                       (int32_t)run->topk,
                                       leaves[run->leaf],
-                                      run->quick};
+                                      run->quick,
+                                      NULL};
     int status = device_choice_check(&run->choice);
     if (status == STATUS_OK) status = parse_lens(run);
     return status == STATUS_OK ? parse_suites(run) : status;
@@ -282,6 +298,7 @@ static clattn_status measure(const struct bench_run *run, struct bench_device *d
                  row->verdict.tolerated, row->verdict.lists_wrong);
         return CLATTN_SUCCESS;
     }
+    if (row->shape.files && !bench_judge(problem, &row->quality)) return CLATTN_OUT_OF_MEMORY;
     status = bench_problem_densify(problem);
     return status ? status
                   : bench_time(problem, fmin(device->row_seconds, seconds_left(run)), row->first, &row->timing);
@@ -294,8 +311,12 @@ static void measure_row(const struct bench_run *run, struct bench_device *device
     enum bench_operation operation = row->shape.operation;
     clattn_status status = CLATTN_SUCCESS;
     row->device = device->info;
-    row->fma_rate = device->fma_rate;
+    /* 16-bit types run on matrix units in the tiers above the portable one. */
+    bool has_matrix = device->matrix_rate > 0 && row->shape.dtype != CLATTN_FLOAT32 &&
+                      strcmp(device->info.variant, "portable") != 0;
+    row->fma_rate = has_matrix ? device->matrix_rate : device->fma_rate;
     row->copy_rate = device->copy_rate;
+    row->threads = device->info.backend == CLATTN_BACKEND_OPENCL ? 0 : device->threads;
     if (bench_interrupted) {
         row->state = BENCH_SKIPPED;
         snprintf(row->message, sizeof row->message, "interrupted");
@@ -312,7 +333,21 @@ static void measure_row(const struct bench_run *run, struct bench_device *device
     }
     row->tuning = tuning_since(device->context, &stats);
     if (status) fail_row(row, device->context, status);
+    /* What a backend does not have is no failure. */
+    if (status == CLATTN_NO_DEVICE ||
+        (status && row->shape.selector == CLATTN_SELECT_ROBUST &&
+         device->info.backend == CLATTN_BACKEND_OPENCL && status == CLATTN_INVALID_ARGUMENT))
+        row->state = BENCH_SKIPPED;
     row->wall = program_seconds() - start;
+}
+
+static void show_progress(const struct bench_run *run, int total, const struct bench_device *device,
+                          const struct bench_row *row)
+{
+    char bar[21] = "....................";
+    memset(bar, '#', (size_t)(20 * (run->row_count - 1) / total));
+    fprintf(stderr, "\r%-78s\r[%s] %d of %d, %.0f s left: %.24s, %.20s", "", bar, run->row_count, total,
+            fmax(seconds_left(run), 0), device->info.name, row->shape.name);
 }
 
 static void measure_all(struct bench_run *run)
@@ -323,9 +358,7 @@ static void measure_all(struct bench_run *run)
         for (int c = 0; c < run->case_count; c++) {
             struct bench_row *row = &run->rows[run->row_count++];
             row->shape = run->cases[c];
-            if (told)
-                fprintf(stderr, "\r%-78s\rclattn bench: %d of %d: %s, %s", "", run->row_count, total,
-                        run->devices[d].info.name, row->shape.name);
+            if (told) show_progress(run, total, &run->devices[d], row);
             measure_row(run, &run->devices[d], row);
         }
     if (told) fprintf(stderr, "\r%78s\r", "");
@@ -374,14 +407,21 @@ static int bench_all(struct bench_run *run)
 int bench_main(int argc, char **argv)
 {
     int status;
-    struct bench_run run = {
-        .leaf = 2, .q_heads = 4, .kv_heads = 1, .dim = 64, .topk = 8, .budget = 60, .begin = program_seconds()};
+    struct bench_run run = {.leaf = 2,
+                            .q_heads = 4,
+                            .kv_heads = 1,
+                            .dim = 64,
+                            .topk = 8,
+                            .budget = 60,
+                            .begin = program_seconds(),
+                            .files = {.from = 1024}};
     if (!parse_options(&run, argc, argv, &status)) return status;
     status = check_options(&run);
     if (status == STATUS_OK) status = bench_all(&run);
     for (int d = 0; d < run.device_count; d++)
         bench_device_close(&run.devices[d]);
     clattn_context_release(run.reference);
+    bench_files_close(&run.files);
     free(run.cases);
     free(run.rows);
     return status;

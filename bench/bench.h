@@ -8,6 +8,7 @@
 #define CLATTN_BENCH_BENCH_H
 
 #include "bench_opencl.h"
+#include "quality.h"
 #include "report.h"
 
 #include <clattn.h>
@@ -16,7 +17,14 @@
 
 #define BENCH_SCHEMA_VERSION 1
 
-enum bench_operation { BENCH_PYRAMID, BENCH_SELECT, BENCH_FORWARD, BENCH_BACKWARD, BENCH_NEIGHBORHOOD };
+enum bench_operation {
+    BENCH_PYRAMID,
+    BENCH_SELECT,
+    BENCH_FORWARD,
+    BENCH_BACKWARD,
+    BENCH_NEIGHBORHOOD,
+    BENCH_DECODE /* a step of one query, whose key is appended to those before it */
+};
 
 /* One configuration. */
 struct bench_case {
@@ -30,7 +38,27 @@ struct bench_case {
     int64_t q_len, kv_len; /* the queries are the last of the keys */
     int32_t q_heads, kv_heads, dim, topk, leaf;
     clattn_neighborhood_desc neighborhood; /* of BENCH_NEIGHBORHOOD */
+    const struct bench_files *files;       /* NULL: numbers at random */
 };
+
+/* ---- queries and keys of files ---- */
+
+struct bench_files {
+    const char *q_name, *k_name, *positions, *answers,
+        *needles; /* NULL: not given; all NULL: the bundled sample */
+    int64_t from; /* the first position that is judged */
+    bool is_open;
+    char sample_names[5][1200];
+    struct tensor_file q, k;
+    clattn_dtype dtype;
+    int64_t q_len, kv_len;
+    int32_t q_heads, kv_heads, dim;
+    struct quality_files rows;
+};
+
+/* Returns an exit status; call bench_files_close() in any case. */
+int bench_files_open(struct bench_files *files, int32_t leaf);
+void bench_files_close(struct bench_files *files);
 
 /* ---- suites ---- */
 
@@ -40,9 +68,11 @@ struct bench_sizes {
     clattn_dtype dtype;
     int32_t q_heads, kv_heads, dim, topk, leaf;
     bool quick;
+    const struct bench_files *files; /* of selection-quality */
 };
 
 extern const char *const bench_suite_words[];
+bool bench_suite_has_files(int suite);
 
 /* Makes the cases of one suite; the caller frees them. NULL: out of memory. */
 struct bench_case *bench_suite_make(int suite, const struct bench_sizes *sizes, int *count);
@@ -56,6 +86,7 @@ struct bench_device {
     double row_seconds;          /* of steady state a row */
     int threads;                 /* of a CPU context; 0: as OpenMP decides */
     double fma_rate, copy_rate;  /* FLOP/s of multiply-adds, bytes/s read and written; 0: not measured */
+    double matrix_rate;          /* FLOP/s of matrix units in 16-bit types; 0: none, or not measured */
     /* The last dense rate and what it was measured for. */
     struct bench_case dense_case;
     double dense_rate; /* FLOP/s; 0: none */
@@ -89,6 +120,7 @@ struct bench_problem {
     clattn_pyramid *pyramid;
     clattn_blocks *blocks;
     clattn_neighborhood *plan;
+    clattn_cache *cache;     /* of BENCH_DECODE */
     clattn_blocks_desc list; /* shape of `blocks` */
     int32_t *indices;        /* [rows][heads][topk] of them */
     int64_t sampled[8];      /* query rows that are verified, ascending */
@@ -130,6 +162,9 @@ int64_t *bench_neighbors(const clattn_neighborhood_desc *desc, int64_t row, int6
 /* The list of the query row's list head `head` as entries below `blocks`, -1 on the right: [list.topk]. */
 void bench_list(const struct bench_problem *problem, int64_t row, int32_t head, int64_t blocks, int32_t *list);
 
+/* What the chosen lists keep of exact attention, of a problem of files. False: out of memory. */
+bool bench_judge(const struct bench_problem *problem, struct quality *quality);
+
 /* ---- work and time ---- */
 
 struct bench_work {
@@ -146,6 +181,7 @@ extern const char *const bench_clock_words[];
 
 struct bench_timing {
     double median, p5, p95; /* seconds */
+    double wall;            /* median by the wall clock, whatever the clock of the others */
     int samples;
     enum bench_clock clock;
 };
@@ -169,6 +205,7 @@ extern const char *const bench_state_words[];
 struct bench_row {
     struct bench_case shape;
     clattn_device_info device;
+    int threads; /* 0: as OpenMP decides, or not a CPU */
     double fma_rate, copy_rate;
     enum bench_state state;
     char message[256];
@@ -177,7 +214,8 @@ struct bench_row {
     struct bench_timing timing;
     double transfer, compile, first, wall;
     clattn_tuning tuning; /* the strongest source of its tiles */
-    double dense_rate; /* FLOP/s; 0: not measured */
+    double dense_rate;    /* FLOP/s; 0: not measured */
+    struct quality quality;
 };
 
 /* Shares of what the row reached; NAN where something was not measured. */

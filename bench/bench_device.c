@@ -124,6 +124,9 @@ void bench_device_measure(struct bench_device *device)
         device->fma_rate = device->copy_rate = 0;
         program_note("%s: no ceilings could be measured", device->info.name);
     }
+    if (device->opencl && strcmp(device->info.variant, "portable") != 0 &&
+        !bench_opencl_matrix(device->opencl, &device->matrix_rate))
+        device->matrix_rate = 0;
 }
 
 void bench_device_close(struct bench_device *device)

@@ -155,9 +155,10 @@ static bool measure_event(cl_event event, double work, double *rate)
     return good;
 }
 
-static bool measure_fma(struct bench_opencl *opencl, double *rate)
+/* FLOP/s of a kernel that takes a result and a number of rounds; each item does `flops` a round. */
+static bool measure_kernel(struct bench_opencl *opencl, const char *source, const char *name, size_t local,
+                           double flops, double *rate)
 {
-    const char *source = fma_source;
     cl_uint units = 1;
     cl_int code, rounds = FMA_ROUNDS;
     cl_kernel kernel = NULL;
@@ -166,8 +167,8 @@ static bool measure_fma(struct bench_opencl *opencl, double *rate)
     cl_program program = clCreateProgramWithSource(opencl->context, 1, &source, NULL, &code);
     if (code || clBuildProgram(program, 1, &opencl->device, "", NULL, NULL)) goto done;
     clGetDeviceInfo(opencl->device, CL_DEVICE_MAX_COMPUTE_UNITS, sizeof units, &units, NULL);
-    size_t local = 64, global = (size_t)units * 64 * 64;
-    kernel = clCreateKernel(program, "clattn_ceiling", &code);
+    size_t global = (size_t)units * 64 * local;
+    kernel = clCreateKernel(program, name, &code);
     if (code) goto done;
     result = clCreateBuffer(opencl->context, CL_MEM_WRITE_ONLY, global * sizeof(float), NULL, &code);
     if (code || clSetKernelArg(kernel, 0, sizeof result, &result) ||
@@ -177,7 +178,7 @@ static bool measure_fma(struct bench_opencl *opencl, double *rate)
     for (int r = 0; r < 5; r++) {
         cl_event event;
         if (clEnqueueNDRangeKernel(opencl->queue, kernel, 1, NULL, &global, &local, 0, NULL, &event)) goto done;
-        good = measure_event(event, 2.0 * 4 * 8 * FMA_ROUNDS * (double)global, rate);
+        good = measure_event(event, flops * FMA_ROUNDS * (double)global, rate);
     }
 done:
     if (result) clReleaseMemObject(result);
@@ -185,6 +186,28 @@ done:
     if (program) clReleaseProgram(program);
     return good;
 }
+
+/* Eight independent chains of NVIDIA's matrix instruction a warp, 16 x 8 x 16 multiply-adds each. */
+static const char matrix_source[] =
+    "__kernel void clattn_matrix_ceiling(__global float *result, int rounds)\n"
+    "{\n"
+    "    float d[8][4];\n"
+    "    uint a = 0x3c003c00u + get_local_id(0), b = 0x3c003c00u;\n"
+    "#pragma unroll\n"
+    "    for (int c = 0; c < 8; c++) d[c][0] = d[c][1] = d[c][2] = d[c][3] = 0;\n"
+    "    for (int i = 0; i < rounds; i++) {\n"
+    "#pragma unroll\n"
+    "        for (int c = 0; c < 8; c++)\n"
+    "            __asm volatile(\"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, \"\n"
+    "                           \"{%4,%4,%4,%4}, {%5,%5}, {%0,%1,%2,%3};\"\n"
+    "                           : \"+f\"(d[c][0]), \"+f\"(d[c][1]), \"+f\"(d[c][2]), \"+f\"(d[c][3])\n"
+    "                           : \"r\"(a), \"r\"(b));\n"
+    "    }\n"
+    "    float sum = 0;\n"
+    "#pragma unroll\n"
+    "    for (int c = 0; c < 8; c++) sum += d[c][0] + d[c][1] + d[c][2] + d[c][3];\n"
+    "    result[get_global_id(0)] = sum;\n"
+    "}\n";
 
 static bool measure_copy(struct bench_opencl *opencl, double *rate)
 {
@@ -207,5 +230,13 @@ static bool measure_copy(struct bench_opencl *opencl, double *rate)
 
 bool bench_opencl_ceilings(struct bench_opencl *opencl, double *fma_rate, double *copy_rate)
 {
-    return measure_fma(opencl, fma_rate) && measure_copy(opencl, copy_rate);
+    return measure_kernel(opencl, fma_source, "clattn_ceiling", 64, 2.0 * 4 * 8, fma_rate) &&
+           measure_copy(opencl, copy_rate);
+}
+
+bool bench_opencl_matrix(struct bench_opencl *opencl, double *rate)
+{
+    /* 2 x 16 x 8 x 16 for eight chains, by 32 items together. */
+    return measure_kernel(opencl, matrix_source, "clattn_matrix_ceiling", 256, 8 * 2.0 * 16 * 8 * 16 / 32,
+                          rate);
 }

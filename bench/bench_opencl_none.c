@@ -24,6 +24,12 @@ bool bench_opencl_ceilings(struct bench_opencl *opencl, double *fma_rate, double
     return false;
 }
 
+bool bench_opencl_matrix(struct bench_opencl *opencl, double *rate)
+{
+    (void)opencl, (void)rate;
+    return false;
+}
+
 bool bench_opencl_begin(struct bench_opencl *opencl, clattn_sync *sync)
 {
     (void)opencl, (void)sync;

@@ -5,6 +5,7 @@
 
 #include "inputs.h"
 #include "program.h"
+#include "sixteen.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -13,6 +14,43 @@
 #define SEED 20260101
 
 /* ---- inputs ---- */
+
+static float value_of(const struct tensor_file *file, size_t n)
+{
+    switch (file->type) {
+    case ELEMENT_FLOAT16:
+        return half_to_float(((const uint16_t *)file->data)[n]);
+    case ELEMENT_BFLOAT16:
+        return bfloat16_to_float(((const uint16_t *)file->data)[n]);
+    default:
+        return ((const float *)file->data)[n];
+    }
+}
+
+/* A file's numbers, and a copy of its elements. */
+static bool read_elements(const struct tensor_file *file, float *values, void **data)
+{
+    size_t count = (size_t)file->elements, bytes = count * (file->type == ELEMENT_FLOAT32 ? 4 : 2);
+    *data = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!*data || !values) return false;
+    memcpy(*data, file->data, bytes);
+    for (size_t n = 0; n < count; n++)
+        values[n] = value_of(file, n);
+    return true;
+}
+
+static bool make_from_files(struct bench_problem *problem, size_t q_count, size_t k_count)
+{
+    const struct bench_files *files = problem->shape->files;
+    size_t bytes = problem->shape->dtype == CLATTN_FLOAT32 ? 4 : 2;
+    problem->q_values = malloc(q_count * sizeof(float));
+    problem->k_values = malloc(k_count * sizeof(float));
+    problem->v_data = calloc(k_count, bytes); /* a selection looks at no value */
+    problem->v_abs_data = calloc(k_count, bytes);
+    return problem->v_data && problem->v_abs_data &&
+           read_elements(&files->q, problem->q_values, &problem->q_data) &&
+           read_elements(&files->k, problem->k_values, &problem->k_data);
+}
 
 static bool make_elements(float *values, size_t count, clattn_dtype dtype, uint64_t *state, void **data)
 {
@@ -29,6 +67,7 @@ static bool make_inputs(struct bench_problem *problem)
     uint64_t state = SEED;
     size_t q_count = (size_t)(s->q_len * s->q_heads * s->dim),
            k_count = (size_t)(s->kv_len * s->kv_heads * s->dim);
+    if (s->files) return make_from_files(problem, q_count, k_count);
     float *v = malloc(k_count * sizeof *v);
     problem->q_values = malloc(q_count * sizeof(float));
     problem->k_values = malloc(k_count * sizeof(float));
@@ -144,8 +183,55 @@ static clattn_status attend(struct bench_problem *problem, const clattn_sync *sy
 
 static clattn_status build_pyramid(struct bench_problem *problem, const clattn_sync *sync)
 {
-    return clattn_pyramid_build(problem->device->context, &problem->attention, problem->shape->leaf,
-                                &problem->device_k, &problem->pyramid, sync);
+    return clattn_pyramid_build_for(problem->device->context, &problem->attention, &problem->select,
+                                    &problem->device_k, &problem->pyramid, sync);
+}
+
+/* ---- decoding ---- */
+
+enum { DECODE_ROOM = 512 }; /* steps before the cache is cut back */
+
+static clattn_tensor rows_of(const clattn_tensor *tensor, int64_t first, int64_t count)
+{
+    clattn_tensor rows = *tensor;
+    rows.offset += first * tensor->len_stride;
+    rows.len = count;
+    return rows;
+}
+
+/* A cache with all keys but the last. */
+static clattn_status make_cache(struct bench_problem *problem)
+{
+    const struct bench_case *s = problem->shape;
+    clattn_context *context = problem->device->context;
+    clattn_cache_desc desc = CLATTN_CACHE_DESC_INIT;
+    const int32_t sequence = 0, len = (int32_t)(s->kv_len - 1);
+    desc.tokens = s->kv_len + DECODE_ROOM;
+    desc.kv_heads = s->kv_heads;
+    desc.dim = desc.dim_v = s->dim;
+    desc.dtype = s->dtype;
+    desc.leaf = s->leaf;
+    clattn_status status = clattn_cache_create(context, &desc, &problem->cache);
+    if (status || len == 0) return status;
+    clattn_tensor k = rows_of(&problem->device_k, 0, len), v = rows_of(&problem->device_v, 0, len);
+    return clattn_cache_append(context, problem->cache, 1, &sequence, &len, &k, &v, NULL);
+}
+
+/* The first step is that of the last key; later ones append it again, as a text would grow. */
+static clattn_status decode(struct bench_problem *problem, const clattn_sync *sync)
+{
+    const struct bench_case *s = problem->shape;
+    clattn_context *context = problem->device->context;
+    const int32_t sequence = 0, len = 1;
+    clattn_tensor k = rows_of(&problem->device_k, s->kv_len - 1, 1),
+                  v = rows_of(&problem->device_v, s->kv_len - 1, 1);
+    clattn_status status = CLATTN_SUCCESS;
+    if (clattn_cache_length(problem->cache, 0) == s->kv_len + DECODE_ROOM)
+        status = clattn_cache_truncate(context, problem->cache, 0, s->kv_len - 1, sync);
+    return status ? status
+                  : clattn_decode(context, problem->cache, &problem->attention, &problem->select, 1, &sequence,
+                                  &len, &problem->device_q, &k, &v, &problem->device_out, &problem->device_lse,
+                                  s->selector == CLATTN_SELECT_DENSE ? NULL : &problem->blocks, sync);
 }
 
 /* What the timed call needs beside the tensors. */
@@ -156,6 +242,7 @@ static clattn_status set_up(struct bench_problem *problem)
     if (s->operation == BENCH_NEIGHBORHOOD)
         return clattn_neighborhood_create(problem->device->context, &s->neighborhood, 0, &problem->plan);
     if (s->operation == BENCH_PYRAMID) return CLATTN_SUCCESS;
+    if (s->operation == BENCH_DECODE) return make_cache(problem);
     bool selects = !s->pattern && s->selector != CLATTN_SELECT_DENSE;
     if (s->pattern) status = make_pattern(problem);
     if (selects && s->selector != CLATTN_SELECT_FLAT_LSE) status = build_pyramid(problem, NULL);
@@ -212,6 +299,8 @@ clattn_status bench_problem_run(struct bench_problem *problem, const clattn_sync
         return clattn_attention_backward(context, &problem->attention, &problem->device_q, &problem->device_k,
                                          &problem->device_v, problem->blocks, &problem->device_out,
                                          &problem->device_lse, &gradients, sync);
+    case BENCH_DECODE:
+        return decode(problem, sync);
     case BENCH_NEIGHBORHOOD:
         return clattn_neighborhood_forward(context, problem->plan, CLATTN_SCALE_DEFAULT, &problem->device_q,
                                            &problem->device_k, &problem->device_v, NULL, NULL,
@@ -238,7 +327,8 @@ clattn_status bench_problem_fetch(struct bench_problem *problem)
     clattn_tensor out = clattn_tensor_bthd(problem->out, CLATTN_FLOAT32, 1, s->q_len, s->q_heads, s->dim);
     clattn_tensor lse = clattn_tensor_bthd(problem->lse, CLATTN_FLOAT32, 1, s->q_len, s->q_heads, 1);
     clattn_status status = problem->blocks ? fetch_lists(problem) : CLATTN_SUCCESS;
-    if (s->operation != BENCH_FORWARD && s->operation != BENCH_NEIGHBORHOOD) return status;
+    if (s->operation != BENCH_FORWARD && s->operation != BENCH_NEIGHBORHOOD && s->operation != BENCH_DECODE)
+        return status;
     if (!status) status = clattn_tensor_download(context, &problem->device_out, &out);
     return status ? status : clattn_tensor_download(context, &problem->device_lse, &lse);
 }
@@ -260,6 +350,7 @@ void bench_problem_release(struct bench_problem *problem)
     clattn_tensor *results[] = {&problem->device_out, &problem->device_lse, &problem->device_dq,
                                 &problem->device_dk, &problem->device_dv};
     clattn_neighborhood_release(context, problem->plan);
+    clattn_cache_release(context, problem->cache);
     clattn_blocks_release(context, problem->blocks);
     clattn_pyramid_release(context, problem->pyramid);
     for (int i = 0; i < 4 && problem->is_staged; i++)

@@ -20,8 +20,8 @@ static const char *dtype_word(clattn_dtype dtype)
     return dtype == CLATTN_FLOAT32 ? "float32" : dtype == CLATTN_FLOAT16 ? "float16" : "bfloat16";
 }
 
-static const char *operation_words[] = {"pyramid", "select", "forward", "backward", "neighborhood"};
-static const char *selector_words[] = {"pisa", "pisa1", "pisa2", "flat-mean", "flat-lse", "dense"};
+static const char *operation_words[] = {"pyramid", "select", "forward", "backward", "neighborhood", "decode"};
+static const char *selector_words[] = {"pisa", "pisa1", "pisa2", "flat-mean", "flat-lse", "dense", "robust"};
 
 /* What a row says about itself: numbers that were not measured are NAN. */
 struct value {
@@ -72,6 +72,7 @@ static int describe_device(const struct bench_row *row, struct value *v)
     n += text(v + n, "platform", row->device.platform);
     n += text(v + n, "driver", row->device.driver);
     n += text(v + n, "tier", row->device.variant);
+    n += integer(v + n, "threads", row->threads);
     n += text(v + n, "tuning", tuning_words[row->tuning]);
     n += text(v + n, "library", clattn_version());
     return n;
@@ -114,6 +115,7 @@ static int describe_result(const struct bench_row *row, struct value *v)
     n += real(v + n, "median_seconds", positive(timing->median));
     n += real(v + n, "p5_seconds", positive(timing->p5));
     n += real(v + n, "p95_seconds", positive(timing->p95));
+    n += real(v + n, "wall_median_seconds", positive(timing->wall));
     n += integer(v + n, "samples", timing->samples);
     n += real(v + n, "transfer_seconds", row->transfer);
     n += real(v + n, "compile_seconds", row->compile);
@@ -130,6 +132,11 @@ static int describe_result(const struct bench_row *row, struct value *v)
     n += real(v + n, "speedup_over_dense", bench_row_speedup(row));
     n += real(v + n, "tile_bound_speedup", positive(work->bound));
     n += real(v + n, "ideal_speedup", positive(work->ideal));
+    n += real(v + n, "recall", quality_recall(&row->quality));
+    n += real(v + n, "mass", quality_mass(&row->quality));
+    n += real(v + n, "mass_share", quality_share(&row->quality));
+    n += integer(v + n, "answers", row->quality.answers);
+    n += integer(v + n, "answers_found", row->quality.found);
     return n;
 }
 
@@ -157,6 +164,7 @@ int bench_print_json(const struct bench_row *rows, int count, const struct bench
         device_report(entry, &devices[d].info);
         report_real(entry, "ceiling_flops_per_second", positive(devices[d].fma_rate));
         report_real(entry, "ceiling_bytes_per_second", positive(devices[d].copy_rate));
+        report_real(entry, "ceiling_matrix_flops_per_second", positive(devices[d].matrix_rate));
     }
     list = report_list(root, "rows");
     for (int r = 0; r < count; r++) {
@@ -258,25 +266,62 @@ static void add_row(struct table *table, const struct bench_row *row)
               *row->message ? ": " : "", row->message);
 }
 
-void bench_print_table(const struct bench_row *rows, int count)
+/* What selectors keep of exact attention on the queries and keys of files. */
+static void print_quality(const struct bench_row *rows, int count)
+{
+    static const char *const heads[] = {"selector", "keys",    "recall",  "mass",
+                                        "of best",  "answers", "a query", "state"};
+    struct table table;
+    table_begin(&table, "lrrrrrrl");
+    for (int c = 0; c < 8; c++)
+        table_add(&table, "%s", heads[c]);
+    for (int r = 0; r < count; r++) {
+        const struct bench_row *row = &rows[r];
+        const struct quality *quality = &row->quality;
+        if (!row->shape.files) continue;
+        table_add(&table, "%s", selector_text(&row->shape));
+        table_add(&table, "%" PRId64, row->shape.kv_len);
+        add_number(&table, "%.3f", quality_recall(quality));
+        add_number(&table, "%.3f", quality_mass(quality));
+        add_number(&table, "%.3f", quality_share(quality));
+        if (quality->answers > 0)
+            table_add(&table, "%" PRId64 " of %" PRId64, quality->found, quality->answers);
+        else
+            table_add(&table, "-");
+        add_time(&table, row->timing.median / (double)row->shape.q_len);
+        table_add(&table, "%s%s%s", bench_state_words[row->state], *row->message ? ": " : "", row->message);
+    }
+    table_end(&table);
+}
+
+static void print_times(const struct bench_row *rows, int count)
 {
     static const char *const heads[] = {"case",    "keys",     "median",  "p5",      "p95",   "n",
                                         "GFLOP/s", "roofline", "density", "x dense", "bound", "state"};
+    struct table table;
+    table_begin(&table, "lrrrrrrrrrrl");
+    for (int c = 0; c < 12; c++)
+        table_add(&table, "%s", heads[c]);
+    for (int r = 0; r < count; r++)
+        if (!rows[r].shape.files) add_row(&table, &rows[r]);
+    table_end(&table);
+}
+
+void bench_print_table(const struct bench_row *rows, int count)
+{
     for (int begin = 0, end; begin < count; begin = end) {
-        struct table table;
         const struct bench_row *first = &rows[begin];
+        int of_files = 0;
         printf("%s%s: %s (%s)", begin ? "\n" : "", backend_words[first->device.backend], first->device.name,
                first->device.variant);
         if (first->fma_rate > 0)
             printf(", at most %.1f GFLOP/s and %.1f GB/s", first->fma_rate * 1e-9, first->copy_rate * 1e-9);
         putchar('\n');
-        table_begin(&table, "lrrrrrrrrrrl");
-        for (int c = 0; c < 12; c++)
-            table_add(&table, "%s", heads[c]);
         for (end = begin; end < count && rows[end].device.backend == first->device.backend &&
                           rows[end].device.index == first->device.index;
              end++)
-            add_row(&table, &rows[end]);
-        table_end(&table);
+            of_files += rows[end].shape.files != NULL;
+        if (of_files < end - begin) print_times(first, end - begin);
+        if (of_files > 0) print_quality(first, end - begin);
     }
 }

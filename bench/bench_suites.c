@@ -9,9 +9,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum suite { PYRAMID, SELECT, FORWARD, BACKWARD, PATTERNS, DENSE, NEIGHBORHOOD, SELECTION_SCALING };
-const char *const bench_suite_words[] = {"pyramid", "select",       "forward",           "backward", "patterns",
-                                         "dense",   "neighborhood", "selection-scaling", NULL};
+enum suite {
+    PYRAMID,
+    SELECT,
+    FORWARD,
+    BACKWARD,
+    DECODE,
+    PATTERNS,
+    DENSE,
+    NEIGHBORHOOD,
+    SELECTION_SCALING,
+    SELECTION_QUALITY
+};
+const char *const bench_suite_words[] = {
+    "pyramid", "select",       "forward",           "backward",          "decode", "patterns",
+    "dense",   "neighborhood", "selection-scaling", "selection-quality", NULL};
+
+bool bench_suite_has_files(int suite)
+{
+    return suite == SELECTION_QUALITY;
+}
 
 enum { CASES_MAX = 256, SELECT_QUERIES = 1024, SCALING_QUERIES = 64 };
 
@@ -99,6 +116,28 @@ static void add_neighborhoods(struct maker *maker)
     }
 }
 
+/* Every selector on the queries and keys of the files. */
+static void add_quality(struct maker *maker)
+{
+    static const struct {
+        const char *name;
+        clattn_selector selector;
+    } selectors[] = {
+        {"quality pisa", CLATTN_SELECT_PISA},           {"quality pisa1", CLATTN_SELECT_PISA1},
+        {"quality pisa2", CLATTN_SELECT_PISA2},         {"quality robust", CLATTN_SELECT_ROBUST},
+        {"quality flat-mean", CLATTN_SELECT_FLAT_MEAN}, {"quality flat-lse", CLATTN_SELECT_FLAT_LSE}};
+    const struct bench_files *files = maker->sizes->files;
+    for (size_t i = 0; i < sizeof selectors / sizeof *selectors; i++) {
+        struct bench_case *made = add(maker, selectors[i].name, BENCH_SELECT, files->q_len, files->kv_len);
+        made->selector = selectors[i].selector;
+        made->files = files;
+        made->dtype = files->dtype;
+        made->q_heads = files->q_heads;
+        made->kv_heads = files->kv_heads;
+        made->dim = files->dim;
+    }
+}
+
 static void add_len(struct maker *maker, int suite, int64_t len)
 {
     switch (suite) {
@@ -113,6 +152,10 @@ static void add_len(struct maker *maker, int suite, int64_t len)
         break;
     case BACKWARD:
         add(maker, "backward pisa", BENCH_BACKWARD, len, len);
+        break;
+    case DECODE:
+        add(maker, "decode pisa", BENCH_DECODE, 1, len);
+        add(maker, "decode dense", BENCH_DECODE, 1, len)->selector = CLATTN_SELECT_DENSE;
         break;
     case PATTERNS:
         add_patterns(maker, len);
@@ -132,6 +175,7 @@ struct bench_case *bench_suite_make(int suite, const struct bench_sizes *sizes, 
     for (int i = 0; i < sizes->len_count; i++)
         add_len(&maker, suite, sizes->lens[i]);
     if (suite == NEIGHBORHOOD) add_neighborhoods(&maker);
+    if (suite == SELECTION_QUALITY) add_quality(&maker);
     for (int64_t len = sizes->quick ? 256 : 4096;
          suite == SELECTION_SCALING && len <= (sizes->quick ? 1024 : 262144); len *= 2) {
         add(&maker, "pyramid", BENCH_SELECT, SCALING_QUERIES, len);

@@ -30,50 +30,62 @@ static double quantile(const double *samples, int count, double share)
                              : samples[count - 1];
 }
 
-/* One call, timed by the device's clock where it has one that works (*is_device). */
-static clattn_status sample(struct bench_problem *problem, bool *is_device, double *seconds)
+/* One call, timed by the device's clock where it has one that works (*is_device), and by the wall clock. */
+static clattn_status sample(struct bench_problem *problem, bool *is_device, double *seconds, double *wall)
 {
     struct bench_opencl *opencl = problem->device->opencl;
     clattn_sync sync;
     if (*is_device && bench_opencl_begin(opencl, &sync)) {
+        double wall_start = program_seconds();
         clattn_status status = bench_problem_run(problem, &sync);
-        if (status || bench_opencl_end(opencl, seconds)) return status;
+        bool has_time = !status && bench_opencl_end(opencl, seconds);
+        *wall = program_seconds() - wall_start;
+        if (status || has_time) return status;
     }
     /* No clock after all: this sample and the later ones are wall clock. */
     *is_device = false;
-    double start = bench_seconds(problem->device);
+    double wall_start = program_seconds(), start = bench_seconds(problem->device);
     clattn_status status = bench_problem_run(problem, NULL);
     *seconds = bench_seconds(problem->device) - start;
+    *wall = program_seconds() - wall_start;
     return status;
 }
 
 clattn_status bench_sample(struct bench_problem *problem, double *seconds)
 {
     bool is_device = problem->device->opencl != NULL;
-    return sample(problem, &is_device, seconds);
+    double wall;
+    return sample(problem, &is_device, seconds, &wall);
 }
 
 static clattn_status time_with(struct bench_problem *problem, double seconds, bool is_device,
                                struct bench_timing *timing)
 {
-    double samples[SAMPLES_MAX], start = program_seconds();
+    double samples[SAMPLES_MAX], walls[SAMPLES_MAX], start = program_seconds();
     int count = 0;
     while (count < SAMPLES_MAX && (count == 0 || (program_seconds() - start < seconds && !bench_interrupted))) {
         bool had_clock = is_device;
-        clattn_status status = sample(problem, &is_device, &samples[count++]);
+        clattn_status status = sample(problem, &is_device, &samples[count], &walls[count]);
+        count++;
         if (status) return status;
         if (had_clock && !is_device) { /* the two are never mixed */
             samples[0] = samples[count - 1];
+            walls[0] = walls[count - 1];
             count = 1;
         }
     }
     qsort(samples, (size_t)count, sizeof *samples, compare_doubles);
+    qsort(walls, (size_t)count, sizeof *walls, compare_doubles);
     bool is_cpu = problem->device->info.backend != CLATTN_BACKEND_OPENCL;
     enum bench_clock clock = is_device                                 ? BENCH_DEVICE
                              : is_cpu && problem->device->threads == 1 ? BENCH_PROCESSOR
                                                                        : BENCH_WALL;
-    *timing = (struct bench_timing){quantile(samples, count, 0.5), quantile(samples, count, 0.05),
-                                    quantile(samples, count, 0.95), count, clock};
+    *timing = (struct bench_timing){quantile(samples, count, 0.5),
+                                    quantile(samples, count, 0.05),
+                                    quantile(samples, count, 0.95),
+                                    quantile(walls, count, 0.5),
+                                    count,
+                                    clock};
     return CLATTN_SUCCESS;
 }
 
@@ -81,12 +93,12 @@ clattn_status bench_time(struct bench_problem *problem, double seconds, double f
                          struct bench_timing *timing)
 {
     bool has_clock = problem->device->opencl != NULL;
-    double taken;
+    double taken, wall;
     /* A long first call was warm-up enough. */
     if (first < seconds) {
         bool is_device = false;
         double start = program_seconds();
-        clattn_status status = sample(problem, &is_device, &taken);
+        clattn_status status = sample(problem, &is_device, &taken, &wall);
         if (status) return status;
         seconds -= program_seconds() - start;
     }
@@ -114,10 +126,11 @@ clattn_status bench_dense_rate(struct bench_device *device, const struct bench_c
     struct bench_case dense = *shape;
     struct bench_problem problem;
     double transfer;
-    if (shape->operation != BENCH_BACKWARD) dense.operation = BENCH_FORWARD;
+    if (shape->operation != BENCH_BACKWARD && shape->operation != BENCH_DECODE) dense.operation = BENCH_FORWARD;
     dense.selector = CLATTN_SELECT_DENSE;
+    dense.files = NULL;
     dense.pattern = NULL;
-    dense.topk = 0;
+    if (dense.operation != BENCH_DECODE) dense.topk = 0; /* the cache wants a number of leaves */
     dense.neighborhood = (clattn_neighborhood_desc){0};
     double row =
         (dense.operation == BENCH_BACKWARD ? 10.0 : 4.0) * dense.dim * dense.q_heads * (double)dense.kv_len;

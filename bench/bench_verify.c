@@ -278,6 +278,14 @@ clattn_status bench_verify(struct bench_problem *problem, clattn_context *refere
         return verify_selection(problem, reference, verdict);
     case BENCH_BACKWARD:
         return bench_verify_gradients(problem, reference, verdict);
+    case BENCH_DECODE: { /* what it chose, and attention over that */
+        struct bench_verdict chosen = {0};
+        clattn_status status = CLATTN_SUCCESS;
+        if (problem->indices) status = verify_selection(problem, reference, &chosen);
+        if (!status) status = verify_forward(problem, reference, verdict);
+        verdict->lists_wrong = chosen.lists_wrong;
+        return status;
+    }
     default:
         return verify_forward(problem, reference, verdict);
     }

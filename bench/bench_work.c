@@ -108,6 +108,11 @@ struct bench_work bench_work_count(const struct bench_problem *problem)
         else
             count_neighborhood(s, &work);
         break;
+    case BENCH_DECODE: /* the listed keys and values alone: how many the walk reads depends on the data */
+        work.dense_flops = 4.0 * s->dim * visible_pairs(s) * s->q_heads;
+        work.flops = 4.0 * s->dim * listed_pairs(problem);
+        work.bytes = (q + 2 * k * work.flops / work.dense_flops) * size + (q + lse) * 4;
+        break;
     case BENCH_BACKWARD: /* q.k again, dout.v, and three sums */
         work.dense_flops = 10.0 * s->dim * visible_pairs(s) * s->q_heads;
         work.flops = 10.0 * s->dim * listed_pairs(problem);

@@ -47,6 +47,7 @@ static struct result read_row(const json_t *row)
                            .tier = text_of(row, "tier"),
                            .tuning = text_of(row, "tuning"),
                            .library = text_of(row, "library"),
+                           .threads = integer_of(row, "threads"),
                            .causal = integer_of(row, "causal"),
                            .q_len = integer_of(row, "q_len"),
                            .kv_len = integer_of(row, "kv_len"),
@@ -72,7 +73,7 @@ static bool same_source(const struct result *a, const struct result *b)
 {
     return strcmp(a->backend, b->backend) == 0 && strcmp(a->device, b->device) == 0 &&
            strcmp(a->platform, b->platform) == 0 && strcmp(a->driver, b->driver) == 0 &&
-           strcmp(a->tier, b->tier) == 0 && strcmp(a->library, b->library) == 0;
+           strcmp(a->tier, b->tier) == 0 && a->threads == b->threads && strcmp(a->library, b->library) == 0;
 }
 
 static int find_source(struct results *results, const struct result *row, int file)
@@ -96,8 +97,11 @@ static void name_source(struct result_source *source)
     /* PoCL puts driver and processor family in front of the name. */
     const char *tail = strcmp(where, "PoCL") == 0 ? strrchr(device, '-') : NULL;
     if (tail && strncmp(device, "pthread-", 8) == 0 && tail[1]) device = tail + 1;
-    snprintf(source->label, sizeof source->label, "%s%s%.60s (%s)", where, *where ? ": " : "", device,
-             row->tier);
+    char threads[32] = "";
+    if (row->threads > 0)
+        snprintf(threads, sizeof threads, ", %d thread%s", (int)row->threads, row->threads > 1 ? "s" : "");
+    snprintf(source->label, sizeof source->label, "%s%s%.60s (%s%s)", where, *where ? ": " : "", device,
+             row->tier, threads);
 }
 
 static int count_label(const struct results *results, const char *label)

@@ -14,6 +14,7 @@
 struct result {
     const char *suite, *name, *operation, *dtype, *selector, *state, *message;
     const char *backend, *device, *platform, *driver, *tier, *tuning, *library;
+    int64_t threads; /* 0: all */
     int64_t causal, q_len, kv_len, q_heads, kv_heads, dim, topk, leaf;
     double median, p5, p95, flops, bytes, ceiling_flops, ceiling_bytes, roofline, speedup;
     int source;

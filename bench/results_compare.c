@@ -56,7 +56,8 @@ const struct result *results_baseline(const struct results *baseline, const stru
     for (int r = 0; r < baseline->row_count; r++) {
         const struct result *row = &baseline->rows[r];
         if (strcmp(row->backend, now->backend) == 0 && strcmp(row->device, now->device) == 0 &&
-            strcmp(row->platform, now->platform) == 0 && result_same_case(row, now))
+            strcmp(row->platform, now->platform) == 0 && row->threads == now->threads &&
+            result_same_case(row, now))
             return row;
     }
     return NULL;

@@ -133,6 +133,37 @@ static void test_select(void **state)
     bench_problem_release(&problem);
 }
 
+static void test_decode(void **state)
+{
+    struct bench_case shape = make_case(BENCH_DECODE);
+    struct bench_problem problem;
+    double transfer;
+    (void)state;
+    shape.q_len = 1;
+    for (int dense = 0; dense < 2; dense++) {
+        struct bench_verdict verdict;
+        shape.selector = dense ? CLATTN_SELECT_DENSE : CLATTN_SELECT_PISA;
+        assert_int_equal(bench_problem_make(&problem, &shape, &device, &transfer), CLATTN_SUCCESS);
+        assert_int_equal(bench_problem_run(&problem, NULL), CLATTN_SUCCESS);
+        assert_int_equal(bench_problem_fetch(&problem), CLATTN_SUCCESS);
+        assert_int_equal(bench_verify(&problem, reference, &verdict), CLATTN_SUCCESS);
+        assert_true(verdict.rows == 1 && verdict.tolerated <= 1 && verdict.lists_wrong == 0);
+        /* The first step is the last key's; a number or a leaf that is wrong is found. */
+        problem.out[shape.dim + 3] += 1e-4f;
+        assert_int_equal(bench_verify(&problem, reference, &verdict), CLATTN_SUCCESS);
+        assert_true(verdict.tolerated > 1);
+        problem.out[shape.dim + 3] -= 1e-4f;
+        if (!dense)
+            problem.indices[1] = problem.indices[1] > 1 ? problem.indices[1] - 1 : problem.indices[1] + 1;
+        assert_int_equal(bench_verify(&problem, reference, &verdict), CLATTN_SUCCESS);
+        assert_true(dense ? verdict.tolerated <= 1 : verdict.lists_wrong == 1);
+        /* Many steps: the cache is cut back when it is full. */
+        for (int n = 0; n < 1100; n++)
+            assert_int_equal(bench_problem_run(&problem, NULL), CLATTN_SUCCESS);
+        bench_problem_release(&problem);
+    }
+}
+
 static void test_pyramid(void **state)
 {
     struct bench_case shape = make_case(BENCH_PYRAMID);
@@ -186,8 +217,9 @@ static void test_work(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_forward),  cmocka_unit_test(test_neighborhood),
-                                       cmocka_unit_test(test_select),   cmocka_unit_test(test_pyramid),
-                                       cmocka_unit_test(test_backward), cmocka_unit_test(test_work)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_forward), cmocka_unit_test(test_neighborhood),
+                                       cmocka_unit_test(test_select),  cmocka_unit_test(test_decode),
+                                       cmocka_unit_test(test_pyramid), cmocka_unit_test(test_backward),
+                                       cmocka_unit_test(test_work)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
