@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { ROWS_FOR_THREADS = 64 }; /* a few rows are written before a thread wakes up */
+
 /* Statistics of one key head of a sequence. */
 struct head {
     const clattn_cache *cache;
@@ -205,7 +207,11 @@ clattn_status cpu_cache_append(clattn_context *context, const struct cache_appen
     int32_t kv_heads = job->cache->desc.kv_heads;
     int64_t units = job->count * kv_heads;
     uint64_t nodes = 0, rows = 0;
-    int threads = (int)MIN(cpu_threads(context), units);
+    int64_t tokens = 0;
+    for (int64_t s = 0; s < job->count; s++)
+        tokens += job->spans[s].len;
+    bool is_small = tokens * kv_heads < ROWS_FOR_THREADS;
+    int threads = is_small ? 1 : (int)MIN(cpu_threads(context), units);
     (void)threads;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) reduction(+ : nodes, rows)
     for (int64_t n = 0; n < units; n++) {
