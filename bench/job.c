@@ -72,8 +72,8 @@ static clattn_status build_pyramid(struct job *job)
     if (job->neighborhood || (job->pattern && !job->join)) return CLATTN_SUCCESS;
     if (job->blocks || selector == CLATTN_SELECT_DENSE || selector == CLATTN_SELECT_FLAT_LSE)
         return CLATTN_SUCCESS;
-    return clattn_pyramid_build(job->context, &job->attention, job->select.leaf, &job->device_k, &job->pyramid,
-                                NULL);
+    return clattn_pyramid_build_for(job->context, &job->attention, &job->select, &job->device_k, &job->pyramid,
+                                    NULL);
 }
 
 /* Lists of the pattern, one for as many queries as a leaf has keys. */

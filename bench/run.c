@@ -27,8 +27,7 @@ static void prepare_job(struct run *run)
     job->attention.window = run->window_tokens;
     if (!isnan(run->softcap)) job->attention.softcap = (float)run->softcap;
     if (!isnan(run->scale)) job->attention.scale = (float)run->scale;
-    job->select = (clattn_select_desc)CLATTN_SELECT_DESC_INIT;
-    job->select.selector = (clattn_selector)run->selector;
+    job->select = run->select;
     job->select.topk = (int32_t)run->topk;
     job->select.leaf = leaves[run->leaf];
     job->select.forced_first = run->forced_first;
@@ -38,7 +37,7 @@ static void prepare_job(struct run *run)
     job->join = run->join;
     job->pattern_heads = run->selector_text && strchr(run->selector_text, ';') ? (int32_t)run->q_heads : 1;
 
-    double keys = run->selector == CLATTN_SELECT_DENSE ? (double)run->kv_len : 64.0 * (double)run->topk;
+    double keys = run->select.selector == CLATTN_SELECT_DENSE ? (double)run->kv_len : 64.0 * (double)run->topk;
     for (int a = 0; a < run->neighborhood.axes; a++)
         keys = (a == 0 ? 1 : keys) * run->neighborhood.window[a];
     double work = keys * (double)run->batch * (double)run->q_len * (double)run->q_heads;
@@ -81,7 +80,8 @@ static int run_all(struct run *run)
 int run_main(int argc, char **argv)
 {
     int status = STATUS_OK;
-    struct run run = {.causal_option = -1,
+    struct run run = {.select = CLATTN_SELECT_DESC_INIT,
+                      .causal_option = -1,
                       .scale = NAN,
                       .softcap = NAN,
                       .leaf = 2,

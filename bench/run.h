@@ -9,6 +9,7 @@
 #include "job.h"
 #include "layout.h"
 #include "npy_write.h"
+#include "selector.h"
 #include "tensor_file.h"
 
 enum run_input { RUN_Q, RUN_K, RUN_V, RUN_INPUTS };
@@ -29,7 +30,8 @@ struct run {
     const char *selector_text; /* a selector, a pattern, or a selector + a pattern */
     clattn_pattern *pattern;   /* NULL: none */
     bool join;                 /* the selector's lists and the pattern's */
-    int leaf, selector, layout, request;
+    clattn_select_desc select; /* the selector alone, without what other options say */
+    int leaf, layout, request;
     int64_t topk;
     const char *forced;
     int32_t forced_first, forced_last;
@@ -48,7 +50,7 @@ struct run {
     struct job job;
 };
 
-extern const char *const run_selectors[], *const run_layouts[], *const run_dtypes[], *const run_leaves[];
+extern const char *const run_layouts[], *const run_dtypes[], *const run_leaves[];
 
 /* Parses and checks the options. Returns true to go on, else *status is the exit status. */
 bool run_parse_options(struct run *run, int argc, char **argv, int *status);

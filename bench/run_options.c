@@ -9,8 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-/* In the order of clattn_selector, enum element_request, and the leaf sizes that the library takes. */
-const char *const run_selectors[] = {"pisa", "pisa1", "pisa2", "flat-mean", "flat-lse", "dense", NULL};
+/* In the order of enum element_request, and the leaf sizes that the library takes. */
 const char *const run_layouts[] = {"bthd", "bhtd", NULL};
 const char *const run_dtypes[] = {"auto", "f32", "f16", "bf16", NULL};
 const char *const run_leaves[] = {"16", "32", "64", "128", NULL};
@@ -74,37 +73,27 @@ static int parse_forced(struct run *run)
     return STATUS_OK;
 }
 
-/* The number of the selector that the first `length` characters name, or -1. */
-static int find_selector(const char *text, size_t length)
-{
-    for (int i = 0; run_selectors[i]; i++)
-        if (strlen(run_selectors[i]) == length && strncmp(text, run_selectors[i], length) == 0) return i;
-    return -1;
-}
-
-/* A selector's name; or a pattern; or the name, +, and a pattern. */
+/* A selector; or a pattern; or a selector, +, and a pattern. */
 static int parse_selector(struct run *run)
 {
     char error[256];
     const char *text = run->selector_text;
     if (!text) return STATUS_OK;
-    size_t length = strcspn(text, "+ ");
-    int selector = find_selector(text, length);
-    if (selector >= 0 && (text[length] == 0 || selector != CLATTN_SELECT_DENSE)) {
-        run->selector = selector;
+    int length = selector_parse(text, &run->select, error, sizeof error);
+    if (length < 0) return program_usage("--selector: %s", error);
+    if (length > 0 && (text[length] == 0 || run->select.selector != CLATTN_SELECT_DENSE)) {
         if (text[length] == 0) return STATUS_OK;
         run->join = true;
-        length += strspn(text + length, " ");
+        length += (int)strspn(text + length, " ");
         if (text[length] != '+') return program_usage("--selector: '+' is missing in '%s'", text);
         length++;
     } else {
+        run->select.selector = CLATTN_SELECT_PISA;
         length = 0;
     }
     if (clattn_pattern_parse(text + length, &run->pattern, error, sizeof error) != CLATTN_SUCCESS)
-        return program_usage(
-            "--selector: '%s' is not one of pisa, pisa1, pisa2, flat-mean, flat-lse, dense, nor a pattern: "
-            "%s",
-            text + length, error);
+        return program_usage("--selector: '%s' is not one of " SELECTOR_NAMES ", nor a pattern: %s",
+                             text + length, error);
     if (run->output_names[RUN_BLOCKS])
         return program_usage("--blocks: not with a pattern, whose lists are of no fixed length");
     return STATUS_OK;
@@ -135,7 +124,7 @@ static int check_neighborhood(struct run *run)
         return program_usage("--extra-k and --extra-v go together");
     run->is_neighborhood = true;
     run->causal = false;
-    run->selector = CLATTN_SELECT_DENSE;
+    run->select.selector = CLATTN_SELECT_DENSE;
     return layout_parse(&run->layout_text, &run->neighborhood);
 }
 
@@ -164,7 +153,7 @@ static int check_options(struct run *run)
             return program_usage("--%c FILE is missing; see 'clattn run --help'", names[i]);
     int status = run->layout_text.layout ? check_neighborhood(run) : check_lists(run);
     if (status != STATUS_OK) return status;
-    if (run->selector == CLATTN_SELECT_DENSE && run->output_names[RUN_BLOCKS])
+    if (run->select.selector == CLATTN_SELECT_DENSE && run->output_names[RUN_BLOCKS])
         return program_usage("--blocks: the dense selector makes no block lists");
     if (!isnan(run->scale) && fabs(run->scale) > 3e38) return program_usage("--scale is beyond float32");
     if (run->json && !report_available()) return STATUS_USAGE;
@@ -191,7 +180,10 @@ static bool parse_options(struct run *run, int argc, char **argv, int *status)
          "how leaves are chosen (default pisa): a walk down a pyramid of\n"
          "key means by logsumexp (pisa), by mean (pisa1) or by mean and\n"
          "half the variance (pisa2); every leaf by its mean (flat-mean)\n"
-         "or exactly (flat-lse); all keys (dense); a static pattern as\n"
+         "or exactly (flat-lse); all keys (dense); a pyramid with bounds,\n"
+         "a beam and a vote (robust, or with its keys as\n"
+         "robust:beam=64,score=blend,vote=0,prefilter=24,parts=1), for\n"
+         "models that never saw a pyramid; a static pattern as\n"
          "'local:1+log-stride+anchors:first', see 'clattn pattern\n"
          "--help'; or both as 'pisa+local:1'",
          0, 0, NULL},

@@ -41,8 +41,10 @@ static void report_selection(report *parent, const struct run *run)
 {
     const clattn_select_desc *desc = &run->job.select;
     report *selection = report_child(parent, "selection");
-    report_text(selection, "selector", run->pattern ? run->selector_text : run_selectors[run->selector]);
-    if (run->selector == CLATTN_SELECT_DENSE && !run->pattern) return;
+    char text[128];
+    report_text(selection, "selector",
+                run->pattern ? run->selector_text : selector_text(desc, text, sizeof text));
+    if (run->select.selector == CLATTN_SELECT_DENSE && !run->pattern) return;
     report_integer(selection, "leaf", desc->leaf);
     report_integer(selection, "leaves", (run->kv_len + desc->leaf - 1) / desc->leaf);
     if (run->pattern && !run->join) return;
@@ -143,6 +145,7 @@ static void print_neighborhood(const struct run *run)
 static void print_attention(const struct run *run)
 {
     const clattn_select_desc *desc = &run->job.select;
+    char text[128];
     printf("attention  %s, scale %g, ", run->causal ? "causal" : "not causal", scale_used(run));
     if (run->sequences > 0) printf("%" PRId64 " sequences, ", run->sequences);
     if (run->softcap == run->softcap) printf("softcap %g, ", run->softcap);
@@ -152,11 +155,11 @@ static void print_attention(const struct run *run)
     if (run->pattern)
         printf("%s, of %" PRId64 " leaves of %" PRId32 " tokens\n", run->selector_text,
                (run->kv_len + desc->leaf - 1) / desc->leaf, desc->leaf);
-    else if (run->selector == CLATTN_SELECT_DENSE)
+    else if (run->select.selector == CLATTN_SELECT_DENSE)
         puts("dense");
     else
         printf("%s, at most %" PRId32 " of %" PRId64 " leaves of %" PRId32 " tokens\n",
-               run_selectors[run->selector], desc->topk, (run->kv_len + desc->leaf - 1) / desc->leaf,
+               selector_text(desc, text, sizeof text), desc->topk, (run->kv_len + desc->leaf - 1) / desc->leaf,
                desc->leaf);
 }
 

@@ -99,7 +99,7 @@ for value in '' x 1,5 nan inf 0x10 1e999 '1 ' 1.5.5; do
     refused 2 "--scale: '$value' is not a number" run $files --scale "$value"
 done
 refused 2 'beyond float32' run $files --scale 1e300
-refused 2 "'best' is not one of pisa, pisa1, pisa2, flat-mean, flat-lse, dense" run $files --selector best
+refused 2 "'best' is not one of pisa, pisa1, pisa2, flat-mean, flat-lse, dense, robust" run $files --selector best
 refused 2 "--leaf: '48' is not one of 16, 32, 64, 128" run $files --leaf 48
 refused 2 "'htbd' is not one of bthd, bhtd" run $files --layout htbd
 refused 2 "'tpu' is not one of auto, reference, cpu, opencl" run $files --backend tpu

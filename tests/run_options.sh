@@ -125,11 +125,30 @@ refused 1 'expected is int32 of one dimension' $files --cu-seqlens-q ones.npy --
 refused 1 'expected is float32 [q_heads]' $files --sink digits.npy
 refused 1 'expected is float32 [leaves][q_heads]' $files --bias digits.npy
 
+refused 2 "pisa takes no ':beam=3'" $files --selector pisa:beam=3
+refused 2 "beam: '0' is not a number from 1 to 512" $files --selector robust:beam=0
+refused 2 "score: 'mean' is not one of lse, bound, blend, ahead" $files --selector robust:vote=0,score=mean
+refused 2 "vote: '2' is not 0 (sum) or 1 (softmax)" $files --selector robust:vote=2
+refused 2 "parts: '3' is not 1 or 4" $files --selector robust:parts=3
+refused 2 "'' is not one of beam=" $files --selector robust:
+refused 2 "'beams' is not one of beam=, score=, vote=, prefilter=, parts=" $files --selector robust:beams=3
+refused 2 "prefilter: '513' is not a number from 0 to 512" $files --selector robust:beam=3,prefilter=513+local:1
+
 # ---- 32 queries x 2 heads, 200 keys x 1 head, dim 64 of the sample
 elements "$sample/q.npy" 0 8192 | npy q.npy '<f2' '1, 32, 2, 64'
 elements "$sample/k.npy" 0 25600 | npy k.npy '<f2' '1, 200, 1, 64'
 elements "$sample/v.npy" 0 25600 | npy v.npy '<f2' '1, 200, 1, 64'
 files="--q q.npy --k k.npy --v v.npy --backend reference"
+
+# Robust selection: what was asked for is told; without bounds and vote, a narrow beam is pisa and a wide one flat-lse.
+for pair in pisa=robust:beam=1,score=lse,vote=sum,prefilter=0 flat-lse=robust:beam=64,vote=0,prefilter=0,parts=1; do
+    for selector in ${pair%%=*} ${pair#*=}; do
+        run 0 $files --leaf 16 --topk 4 --selector $selector --blocks ${selector%%:*}.npy
+    done
+    same ${pair%%=*}.npy robust.npy "$pair"
+done
+grep -q '^attention .* robust:beam=64,score=ahead,vote=0,prefilter=0,parts=1, at most 4 of 13' stdout || fail "robust: $(cat stdout)"
+run 0 $files --leaf 16 --topk 4 --selector robust:beam=3+local:1 --out out.npy
 
 # Packed sequences are as each alone; an empty one changes nothing.
 elements q.npy 0 3072 | npy q0.npy '<f2' '1, 12, 2, 64'
