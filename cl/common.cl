@@ -228,7 +228,8 @@ typedef int int1;
 #define SEQUENCE_NODE 8     /* its first pyramid node */
 #define SEQUENCE_NODES 9    /* nodes of one key head */
 #define SEQUENCE_UNIT 10    /* its first unit */
-#define SEQUENCE_FIELDS 11
+#define SEQUENCE_LEAF 11    /* its first leaf of the pyramid */
+#define SEQUENCE_FIELDS 12
 
 /* The sequence that a unit belongs to: the last one that begins at or before it. */
 inline __global const long *sequence_of(__global const long *table, uint sequences, ulong unit)

@@ -226,7 +226,7 @@ static clattn_status cpu_finish(clattn_context *context, const clattn_sync *sync
 
 #define CPU_BACKEND(ID, IS_REFERENCE, OPEN)                                                                    \
     {                                                                                                          \
-        .id = ID, .host_memory = true, .has_bounds = true, .knows_neighborhoods = IS_REFERENCE, .open = OPEN,  \
+        .id = ID, .host_memory = true, .knows_neighborhoods = IS_REFERENCE, .open = OPEN,  \
         .close = cpu_close, .describe = cpu_describe, .storage_create = cpu_storage_create,                    \
         .storage_release = cpu_storage_release, .storage_write = cpu_storage_write,                            \
         .storage_read = cpu_storage_read, .tensor_upload = cpu_tensor_copy,                                    \

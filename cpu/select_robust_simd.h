@@ -197,8 +197,11 @@ static void robust_scores(const struct walk *walk, int level, const int64_t *nod
         score[n] = 0;
     for (int32_t h = 0; h < walk->job->problem->group; h++) {
         float *head = state.head + h * state.head_stride;
-        for (int64_t n = 0; n < count; n++)
+        for (int64_t n = 0; n < count; n++) {
+            if (!isnan(head[n])) continue;
+            if (prefilter || level > 1) head[n] = (float)robust_score_exact(walk, h, level, nodes[n]);
             if (isnan(head[n])) head[n] = -INFINITY;
+        }
         if (walk->job->select->vote) head_vote(head, count);
         for (int64_t n = 0; n < count; n++)
             score[n] += (double)head[n];

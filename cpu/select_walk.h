@@ -40,6 +40,9 @@ struct walk_children walk_children(const struct walk *walk, int level);
 typedef void select_score_function(const struct walk *walk, int level, const int64_t *nodes, int64_t count,
                                    double *score);
 
+/* Robust selection: one head's score of a node by statistics, where the vectorised one is NaN. */
+double robust_score_exact(const struct walk *walk, int32_t head, int level, int64_t node);
+
 /* Bytes that select_walk needs, a multiple of 64; score_scratch begins there. */
 size_t select_walk_scratch(const struct select_job *job);
 

@@ -43,8 +43,6 @@ static clattn_status check_robust(clattn_context *context, const clattn_select_d
     if ((unsigned)desc->score > CLATTN_SCORE_AHEAD)
         return fail(context, CLATTN_INVALID_ARGUMENT, "select.score is %d; 0 to %d are known", desc->score,
                     CLATTN_SCORE_AHEAD);
-    if (desc->selector == CLATTN_SELECT_ROBUST && context && !context->backend->has_bounds)
-        return fail(context, CLATTN_INVALID_ARGUMENT, "select.selector is ROBUST, which needs a CPU context");
     if (desc->parts != 1 && desc->parts != LEAF_PARTS)
         return fail(context, CLATTN_INVALID_ARGUMENT, "select.parts is %d; 1 or %d is needed", desc->parts,
                     LEAF_PARTS);
@@ -59,7 +57,7 @@ clattn_status check_select(clattn_context *context, const clattn_select_desc *de
     if (status) return status;
     if ((unsigned)checked->selector > CLATTN_SELECT_ROBUST)
         return fail(context, CLATTN_INVALID_ARGUMENT, "select.selector is %d; 0 to %d are known",
-                    checked->selector, CLATTN_SELECT_DENSE);
+                    checked->selector, CLATTN_SELECT_ROBUST);
     if (checked->topk < 1 || checked->topk > CLATTN_TOPK_MAX)
         return fail(context, CLATTN_INVALID_ARGUMENT, "select.topk is %d; 1 to %d is needed", checked->topk,
                     CLATTN_TOPK_MAX);

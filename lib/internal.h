@@ -332,7 +332,6 @@ struct backend {
     clattn_backend id;
     bool host_memory;         /* computes on host tensors directly */
     bool knows_neighborhoods; /* forward and backward take them as they are, without tiles */
-    bool has_bounds;          /* builds the bounds of pyramids and selects by them */
     clattn_status (*open)(clattn_context *context, const clattn_context_desc *desc);
     void (*close)(clattn_context *context);
     clattn_status (*describe)(clattn_context *context, clattn_device_info *info);

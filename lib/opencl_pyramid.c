@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Key pyramid on OpenCL: one launch a level; see cl/pyramid.cl. */
+/* Key pyramid on OpenCL: one launch a level; see cl/pyramid.cl, and cl/pyramid_bounds.cl for its bounds. */
 
 #include "config.h"
 
@@ -9,6 +9,8 @@
 #include <string.h>
 
 enum { ITEMS = 64, ADDITIONS_MAX = 1 << 30 };
+
+static const char PLAIN[] = "pyramid.cl", BOUNDED[] = "common.cl+pyramid.cl+pyramid_bounds.cl";
 
 /* [levels][count][FIELDS]: a table for each level, whose units are its nodes of all sequences and heads; nodes
  * [levels]. */
@@ -48,28 +50,40 @@ static void run_nodes(struct opencl_launch *launch, cl_uint first_arg, int64_t n
     }
 }
 
+/* Level 1: means and, where the pyramid has them, bounds and parts. */
 static void run_leaf(struct opencl_launch *launch, const struct pyramid_job *job, cl_mem tables, int64_t nodes,
                      const char *options)
 {
-    opencl_launch_kernel(launch, "pyramid.cl", "pyramid_leaf", options);
+    const clattn_pyramid *pyramid = job->pyramid;
+    bool bounded = pyramid_has_bounds(pyramid);
+    if (bounded)
+        opencl_launch_kernel(launch, BOUNDED, "bounds_leaf", options);
+    else
+        opencl_launch_kernel(launch, PLAIN, "pyramid_leaf", options);
     opencl_arg_tensor(launch, job->k);
-    opencl_arg_storage(launch, &job->pyramid->means);
+    opencl_arg_storage(launch, &pyramid->means);
+    if (bounded) {
+        opencl_arg_storage(launch, &pyramid->bounds);
+        opencl_arg_storage(launch, &pyramid->parts);
+    }
     opencl_arg_mem(launch, tables);
     opencl_arg_int(launch, (int32_t)job->problem->count);
     opencl_arg_long(launch, job->k->len_stride);
     opencl_arg_long(launch, job->k->head_stride);
-    run_nodes(launch, 6, nodes, job->pyramid->leaf, job->pyramid->dim);
+    run_nodes(launch, bounded ? 8 : 6, nodes, pyramid->leaf, pyramid->dim);
 }
 
+/* A level from the one below: its means, or its bounds. */
 static void run_join(struct opencl_launch *launch, const struct pyramid_job *job, cl_mem tables, int level,
-                     int64_t nodes, const char *options)
+                     int64_t nodes, bool bounds, const char *options)
 {
-    opencl_launch_kernel(launch, "pyramid.cl", "pyramid_join", options);
-    opencl_arg_storage(launch, &job->pyramid->means);
+    opencl_launch_kernel(launch, pyramid_has_bounds(job->pyramid) ? BOUNDED : PLAIN,
+                         bounds ? "bounds_join" : "pyramid_join", options);
+    opencl_arg_storage(launch, bounds ? &job->pyramid->bounds : &job->pyramid->means);
     opencl_arg_mem(launch, tables);
     opencl_arg_int(launch, (int32_t)job->problem->count);
     opencl_arg_int(launch, level);
-    run_nodes(launch, 4, nodes, 2, job->pyramid->dim);
+    run_nodes(launch, 4, nodes, bounds ? 4 : 2, job->pyramid->dim);
 }
 
 clattn_status opencl_pyramid_build(clattn_context *context, const struct pyramid_job *job)
@@ -98,8 +112,11 @@ clattn_status opencl_pyramid_build(clattn_context *context, const struct pyramid
                                         (size_t)levels * (size_t)job->problem->count * OPENCL_SEQUENCE_FIELDS *
                                             sizeof *tables);
     run_leaf(&launch, job, memory, nodes[0], options.text);
-    for (int level = 2; level <= levels; level++)
-        run_join(&launch, job, memory, level, nodes[level - 1], options.text);
+    for (int level = 2; level <= levels; level++) {
+        run_join(&launch, job, memory, level, nodes[level - 1], false, options.text);
+        if (pyramid_has_bounds(pyramid))
+            run_join(&launch, job, memory, level, nodes[level - 1], true, options.text);
+    }
     free(tables);
     return opencl_launch_end(&launch);
 }

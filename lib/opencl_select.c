@@ -9,6 +9,8 @@
 
 enum { ROWS_MAX = 32, KEYS_MAX = 64, SHRINK_MAX = 4, ARG_UNIT_FIRST = 7 };
 
+static const char FILES[] = "common.cl+select_query.cl+select.cl";
+
 /* Capacities of the candidate lists: few, so that few programs are built. */
 static int capacity_of(int topk)
 {
@@ -121,6 +123,7 @@ clattn_status opencl_select(clattn_context *context, const struct select_job *jo
     struct opencl_options options;
     struct opencl_launch launch;
     bool done = false;
+    if (job->select->selector == CLATTN_SELECT_ROBUST) return opencl_robust(context, job);
     clattn_status status = nvidia_select(context, job, &done);
     if (status || done) return status;
     status = opencl_check_lengths(context, problem);
@@ -133,7 +136,7 @@ clattn_status opencl_select(clattn_context *context, const struct select_job *jo
         cl_kernel kernel = NULL;
         tile = tile_fitting(&taste, job, shrink);
         options = options_of(&taste, job, &tile);
-        status = opencl_kernel(context, "select.cl", "select_leaves", options.text, &kernel);
+        status = opencl_kernel(context, FILES, "select_leaves", options.text, &kernel);
         if (kernel) clReleaseKernel(kernel);
         if (status != CLATTN_DEVICE_LIMIT) break;
         if (shrink < SHRINK_MAX) status = CLATTN_SUCCESS;
@@ -148,7 +151,7 @@ clattn_status opencl_select(clattn_context *context, const struct select_job *jo
     int64_t units = units_fill(job, table);
     opencl_launch_begin(context, job->sync, &launch);
     if (units > 0) {
-        opencl_launch_kernel(&launch, "select.cl", "select_leaves", options.text);
+        opencl_launch_kernel(&launch, FILES, "select_leaves", options.text);
         set_arguments(&launch, job, opencl_launch_table(&launch, table, bytes));
         opencl_run_units(&launch, ARG_UNIT_FIRST, units, unit_flops(job), opencl_tile_items(&tile));
     }

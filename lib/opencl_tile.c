@@ -128,6 +128,7 @@ void opencl_table_fill(const struct problem *problem, const struct tensors *t, c
         table[OPENCL_SEQUENCE_NODE] = pyramid ? pyramid->first[s] : 0;
         table[OPENCL_SEQUENCE_NODES] = pyramid ? pyramid_nodes(sequence->kv_len, pyramid->leaf) : 0;
         table[OPENCL_SEQUENCE_UNIT] = 0;
+        table[OPENCL_SEQUENCE_LEAF] = pyramid ? pyramid->first_leaf[s] : 0;
     }
 }
 
@@ -149,9 +150,15 @@ static const int64_t LAUNCH_UNITS_MAX = 1 << 22; /* keeps global sizes below 2^3
 void opencl_run_units(struct opencl_launch *launch, cl_uint first_arg, int64_t units, double unit_flops,
                       int items)
 {
-    double most = UNIT_FLOPS_MAX * opencl_of(launch->context)->device.compute_units;
-    double fit = MAX(most, LAUNCH_FLOPS_MIN) / MAX(unit_flops, 1);
-    int64_t part = fit < (double)LAUNCH_UNITS_MAX ? MAX((int64_t)fit, 1) : LAUNCH_UNITS_MAX;
+    opencl_run_units_most(launch, first_arg, units, LAUNCH_UNITS_MAX, unit_flops, items);
+}
+
+void opencl_run_units_most(struct opencl_launch *launch, cl_uint first_arg, int64_t units, int64_t most,
+                           double unit_flops, int items)
+{
+    double flops = MAX(UNIT_FLOPS_MAX * opencl_of(launch->context)->device.compute_units, LAUNCH_FLOPS_MIN);
+    double fit = flops / MAX(unit_flops, 1);
+    int64_t limit = MIN(most, LAUNCH_UNITS_MAX), part = fit < (double)limit ? MAX((int64_t)fit, 1) : limit;
     for (int64_t first = 0; first < units; first += part) {
         size_t global = (size_t)MIN(part, units - first) * (size_t)items, local = (size_t)items;
         opencl_arg_from(launch, first_arg);

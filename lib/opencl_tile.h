@@ -73,6 +73,7 @@ enum opencl_sequence_field {
     OPENCL_SEQUENCE_NODE,
     OPENCL_SEQUENCE_NODES,
     OPENCL_SEQUENCE_UNIT,
+    OPENCL_SEQUENCE_LEAF,
     OPENCL_SEQUENCE_FIELDS
 };
 
@@ -90,5 +91,8 @@ clattn_status opencl_check_lengths(clattn_context *context, const struct problem
  * unit. */
 void opencl_run_units(struct opencl_launch *launch, cl_uint first_arg, int64_t units, double unit_flops,
                       int items);
+/* The same with at most `most` units a launch. */
+void opencl_run_units_most(struct opencl_launch *launch, cl_uint first_arg, int64_t units, int64_t most,
+                           double unit_flops, int items);
 
 #endif

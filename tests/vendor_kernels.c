@@ -257,6 +257,30 @@ static void select_all(clattn_context *context)
         }
 }
 
+/* Robust selection: scores of the heads in local and in global memory, groups of several rounds. */
+static void select_robust(clattn_context *context)
+{
+    static const struct shape shapes[] = {
+        {"robust", CLATTN_FLOAT16, 512, 8192, 32, 8, 128, 128},
+        {"robust float32", CLATTN_FLOAT32, 512, 8192, 8, 8, 64, 64},
+        {"robust, group of 16", CLATTN_BFLOAT16, 512, 8192, 16, 1, 64, 64},
+        {"robust, wide", CLATTN_FLOAT32, 512, 8192, 40, 1, 256, 256},
+    };
+    static const int beams[] = {32, 64, 16, 512};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        struct problem_tensors t;
+        clattn_select_desc desc = CLATTN_SELECT_DESC_INIT;
+        clattn_blocks *blocks = NULL;
+        desc.selector = CLATTN_SELECT_ROBUST;
+        desc.beam = beams[i];
+        desc.leaf = i == 1 ? 16 : 64;
+        tensors_make(context, &shapes[i], &t);
+        expect(context, shapes[i].name, clattn_select(context, NULL, &desc, &t.q, &t.k, NULL, &blocks, NULL));
+        clattn_blocks_release(context, blocks);
+        tensors_release(context, &t);
+    }
+}
+
 /* ---- all kernels ---- */
 
 /* Element masks come from neighborhoods alone. */
@@ -343,6 +367,7 @@ int main(int count, char **arguments)
     attend_options(context);
     attend_neighborhood(context);
     select_all(context);
+    select_robust(context);
     small_kernels(context);
     masked_kernel(context);
     check_complete();
