@@ -66,14 +66,16 @@ static int run_all(struct run *run)
     int status;
     run->job.attention = (clattn_attention_desc)CLATTN_ATTENTION_DESC_INIT;
     if ((status = run_open_inputs(run)) != STATUS_OK || (status = run_open_extras(run)) != STATUS_OK ||
-        (status = run_open_outputs(run)) != STATUS_OK ||
+        (status = run_open_quality(run)) != STATUS_OK || (status = run_open_outputs(run)) != STATUS_OK ||
         (status = device_open(&run->choice, &run->job.context)) != STATUS_OK)
         return status;
     run->device.size = sizeof run->device;
     clattn_context_device(run->job.context, &run->device);
     run_count_values(run);
     prepare_job(run);
-    if ((status = compute(run)) != STATUS_OK || (status = run_write_outputs(run)) != STATUS_OK) return status;
+    if ((status = compute(run)) != STATUS_OK || (status = run_write_outputs(run)) != STATUS_OK ||
+        (status = run_judge(run)) != STATUS_OK)
+        return status;
     return run_report(run);
 }
 

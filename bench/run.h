@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * `clattn run` in parts: flow (run.c), options (run_options.c), queries, keys, values and results in files
- * (run_files.c), the files of single options (run_extras.c), what is told about it (run_report.c). */
+ * (run_files.c), the files of single options (run_extras.c), how good the lists are (run_quality.c), what is
+ * told about it (run_report.c). */
 #ifndef CLATTN_BENCH_RUN_H
 #define CLATTN_BENCH_RUN_H
 
@@ -9,6 +10,8 @@
 #include "job.h"
 #include "layout.h"
 #include "npy_write.h"
+#include "quality.h"
+#include "report.h"
 #include "selector.h"
 #include "tensor_file.h"
 
@@ -35,6 +38,9 @@ struct run {
     int64_t topk;
     const char *forced;
     int32_t forced_first, forced_last;
+    bool quality_wanted;
+    const char *positions_name, *answers_name, *needles_name; /* of --quality; NULL: not given */
+    int64_t from;                                             /* positions before it are not judged */
 
     bool is_neighborhood;
     clattn_neighborhood_desc neighborhood;
@@ -48,6 +54,8 @@ struct run {
     clattn_dtype dtype;
     clattn_device_info device;
     struct job job;
+    struct quality_files quality_files;
+    struct quality quality;
 };
 
 extern const char *const run_layouts[], *const run_dtypes[], *const run_leaves[];
@@ -74,6 +82,14 @@ void run_count_values(struct run *run);
  * all. */
 int run_open_outputs(struct run *run);
 int run_write_outputs(struct run *run);
+
+/* --quality: checks the options, opens its files, and judges the lists of a job that is done. Return exit
+ * statuses. */
+int run_check_quality(const struct run *run);
+int run_open_quality(struct run *run);
+int run_judge(struct run *run);
+void run_report_quality(report *parent, const struct run *run);
+void run_print_quality(const struct run *run);
 
 void run_close(struct run *run);
 

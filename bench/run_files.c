@@ -194,4 +194,5 @@ void run_close(struct run *run)
     for (int i = 0; i < RUN_INPUTS; i++)
         tensor_file_close(&run->files[i]);
     run_close_extras(run);
+    quality_files_close(&run->quality_files);
 }

@@ -152,6 +152,7 @@ static int check_options(struct run *run)
         if (!run->input_names[i])
             return program_usage("--%c FILE is missing; see 'clattn run --help'", names[i]);
     int status = run->layout_text.layout ? check_neighborhood(run) : check_lists(run);
+    if (status == STATUS_OK) status = run_check_quality(run);
     if (status != STATUS_OK) return status;
     if (run->select.selector == CLATTN_SELECT_DENSE && run->output_names[RUN_BLOCKS])
         return program_usage("--blocks: the dense selector makes no block lists");
@@ -195,6 +196,17 @@ static bool parse_options(struct run *run, int argc, char **argv, int *status)
          "of first, previous, current (the default is all three), or of\n"
          "first:N and last:N for more of them; or none",
          0, 0, NULL},
+        {"quality", OPTION_FLAG, &run->quality_wanted, NULL,
+         "tell what the lists keep of exact attention: recall of the K\n"
+         "leaves of greatest attention mass, and the mass that is kept",
+         0, 0, NULL},
+        {"positions", OPTION_TEXT, &run->positions_name, "FILE",
+         "positions of queries that are judged, int32 (default: 256 of\nall)", 0, 0, NULL},
+        {"answers", OPTION_TEXT, &run->answers_name, "FILE",
+         "positions at which something must be found, int32 ...", 0, 0, NULL},
+        {"needles", OPTION_TEXT, &run->needles_name, "FILE", "... and the positions where it stands", 0, 0,
+         NULL},
+        {"from", OPTION_INTEGER, &run->from, "N", "positions before this one are not judged", 0, 1 << 30, NULL},
         {"softcap", OPTION_REAL, &run->softcap, "C", "bound each logit x to C tanh(x / C)", 0, 0, NULL},
         {"window-tokens", OPTION_INTEGER, &run->window_tokens, "N",
          "a query sees its own token and the N - 1 before it (and after\n"

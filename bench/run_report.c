@@ -112,6 +112,7 @@ static int print_json(const struct run *run)
     report_text(root, "layout", run_layouts[run->layout]);
     report_sizes(root, run);
     report_attention(root, run);
+    run_report_quality(root, run);
     report *seconds = report_child(root, "seconds");
     report_real(seconds, "build", job->build);
     for (int i = 0; i < JOB_STEPS; i++)
@@ -176,6 +177,7 @@ static void print_text(const struct run *run)
         print_neighborhood(run);
     else
         print_attention(run);
+    run_print_quality(run);
     printf("seconds    build %.3f", job->build);
     for (int i = 0; i < JOB_STEPS; i++)
         printf(", %s %.3f", job_step_names[i], job->seconds[i]);
