@@ -40,8 +40,8 @@ static const struct command_help help = {
 
 struct tune {
     struct device_choice choice;
-    const char *kernels_text, *parameters_text, *dims_text, *dtypes_text, *output;
-    int64_t len, q_heads, kv_heads, topk;
+    const char *kernels_text, *parameters_text, *dims_text, *dtypes_text, *lens_text, *output;
+    int64_t q_heads, kv_heads, topk;
     double budget, noise, seconds;
     bool again, merge, quick;
     char **files;
@@ -69,7 +69,9 @@ static bool parse_options(struct tune *tune, int argc, char **argv, int *status)
          0, 0, NULL},
         {"dim", OPTION_TEXT, &tune->dims_text, "LIST", "numbers of a head (default 64,128)", 0, 0, NULL},
         {"dtype", OPTION_TEXT, &tune->dtypes_text, "LIST", "of f32, f16, bf16 (default f32,f16)", 0, 0, NULL},
-        {"len", OPTION_INTEGER, &tune->len, "N", "keys and queries (default 2048)", 64, 1 << 20, NULL},
+        {"len", OPTION_TEXT, &tune->lens_text, "LIST",
+         "numbers of keys and queries; a tile must be good for all\n(default 2048, and 16384 on GPUs)", 0, 0,
+         NULL},
         {"q-heads", OPTION_INTEGER, &tune->q_heads, "N", "query heads (default 4)", 1, 1024, NULL},
         {"kv-heads", OPTION_INTEGER, &tune->kv_heads, "N", "key heads (default 1)", 1, 1024, NULL},
         {"topk", OPTION_INTEGER, &tune->topk, "K", "leaves of a list (default 8)", 1, CLATTN_TOPK_MAX, NULL},
@@ -132,6 +134,23 @@ static int check_words(const char *option, const char *list, const char *const *
     return STATUS_OK;
 }
 
+/* Lengths of the option, or those that suit the device: tiles that keep a large GPU busy with few queries may
+ * be the slower ones with many. */
+static int set_lens(struct tune *tune, bool is_gpu)
+{
+    char copy[256], *rest = copy, *word;
+    const char *text = tune->lens_text ? tune->lens_text : tune->quick ? "256" : is_gpu ? "2048,16384" : "2048";
+    struct tune_settings *settings = &tune->settings;
+    if (strlen(text) >= sizeof copy) return program_usage("--len: '%s' is too long", text);
+    strcpy(copy, text);
+    for (settings->len_count = 0; (word = next_word(&rest)) != NULL; settings->len_count++)
+        if (settings->len_count == TUNE_LENS_MAX ||
+            !parse_integer(word, 64, 1 << 20, &settings->lens[settings->len_count]))
+            return program_usage("--len: '%s' is not a list of up to %d whole numbers from 64 to 2^20", text,
+                                 TUNE_LENS_MAX);
+    return STATUS_OK;
+}
+
 static int check_options(struct tune *tune)
 {
     const char *words[TUNE_PARAMETERS + 1] = {NULL};
@@ -143,21 +162,20 @@ static int check_options(struct tune *tune)
     if (tune->q_heads % tune->kv_heads != 0)
         return program_usage("--q-heads %" PRId64 " is not a multiple of --kv-heads %" PRId64, tune->q_heads,
                              tune->kv_heads);
-    tune->settings = (struct tune_settings){.len = tune->len,
-                                            .q_heads = (int32_t)tune->q_heads,
+    tune->settings = (struct tune_settings){.q_heads = (int32_t)tune->q_heads,
                                             .kv_heads = (int32_t)tune->kv_heads,
                                             .topk = (int32_t)tune->topk,
                                             .seconds = tune->quick ? 0.02 : 0.5,
                                             .noise = tune->noise / 100,
                                             .end = program_seconds() + tune->budget};
-    if (tune->quick && tune->settings.len > 256) tune->settings.len = 256;
     for (int p = 0; p < TUNE_PARAMETERS; p++) {
         words[p] = tune_parameters[p].name;
         tune->settings.varies[p] = !tune->parameters_text || has_word(tune->parameters_text, words[p]);
     }
     int status = tune->parameters_text ? check_words("parameter", tune->parameters_text, words) : STATUS_OK;
     if (status != STATUS_OK) return status;
-    return tune->merge ? STATUS_OK : find_user_file(tune);
+    status = set_lens(tune, false);
+    return status != STATUS_OK || tune->merge ? status : find_user_file(tune);
 }
 
 static int parse_dims(const char *text, int32_t dims[DIMS_MAX], int *count)
@@ -289,6 +307,7 @@ static int tune_all(struct tune *tune)
         if (!tune->again) tune_records_find(tune->records, search);
         if (search->is_complete || bench_interrupted || program_seconds() >= tune->settings.end) continue;
         show_progress(tune, n);
+        set_lens(tune, search->device.is_gpu);
         status = tune_search(search, &tune->settings, tune->reference, save, tune, &tune->applies[n]);
         if (status != STATUS_OK) worst = status; /* one kernel that fails does not keep the others from it */
     }
@@ -328,7 +347,6 @@ int tune_main(int argc, char **argv)
     }
     *tune = (struct tune){.dims_text = "64,128",
                           .dtypes_text = "f32,f16",
-                          .len = 2048,
                           .q_heads = 4,
                           .kv_heads = 1,
                           .topk = 8,

@@ -7,7 +7,7 @@
 
 #include "bench.h"
 
-enum { TUNE_PARAMETERS = 9, TUNE_VALUES_MAX = 6, TUNE_KERNELS = 5 };
+enum { TUNE_PARAMETERS = 9, TUNE_VALUES_MAX = 6, TUNE_KERNELS = 5, TUNE_LENS_MAX = 4 };
 
 /* As in the records; and the values that are tried, ended by -1. */
 struct tune_parameter {
@@ -27,7 +27,8 @@ enum tune_state { TUNE_GOOD, TUNE_WRONG, TUNE_IMPOSSIBLE };
 struct tune_trial {
     struct tune_point point;
     enum tune_state state;
-    double ratio; /* time over that of the default */
+    double ratio; /* time over that of the default: the geometric mean over all lengths; where one of them is
+                     slower by more than the noise, that one's */
 };
 
 enum { TUNE_TRIALS_MAX = 64 };
@@ -49,7 +50,8 @@ struct tune_search {
 /* ---- measuring ---- */
 
 struct tune_settings {
-    int64_t len;
+    int64_t lens[TUNE_LENS_MAX];
+    int len_count;
     int32_t q_heads, kv_heads, topk;
     bool varies[TUNE_PARAMETERS];
     double seconds; /* of a comparison */
@@ -61,11 +63,12 @@ struct tune_settings {
 struct tune_base {
     const struct tune_settings *settings;
     clattn_context *reference;
-    struct bench_case shape;
+    struct bench_case shapes[TUNE_LENS_MAX];
     struct bench_device device;
-    struct bench_problem problem;
+    struct bench_problem problems[TUNE_LENS_MAX];
+    int problem_count;
     bool is_open;
-    double medians[2]; /* seconds of the last comparison: the default, the candidate */
+    double medians[2]; /* seconds of the last comparison: the default, the candidate; all lengths together */
 };
 
 /* Returns an exit status. *applies: false when another tier computes this on the device, so that there is

@@ -16,7 +16,8 @@ enum { PAIRS_MAX = 101, PAIRS_MIN = 5, SELECT_QUERIES = 512 };
 
 /* ---- the default ---- */
 
-static struct bench_case case_of(const struct tune_search *search, const struct tune_settings *settings)
+static struct bench_case case_of(const struct tune_search *search, const struct tune_settings *settings,
+                                 int64_t len)
 {
     struct bench_case shape = {.suite = "tune",
                                .operation = search->kernel == KERNEL_SELECT       ? BENCH_SELECT
@@ -26,8 +27,8 @@ static struct bench_case case_of(const struct tune_search *search, const struct 
                                .selector = CLATTN_SELECT_PISA,
                                .pattern = search->kernel == KERNEL_BLOCK ? "local:1+log-stride" : NULL,
                                .causal = true,
-                               .q_len = settings->len,
-                               .kv_len = settings->len,
+                               .q_len = len,
+                               .kv_len = len,
                                .q_heads = settings->q_heads,
                                .kv_heads = settings->kv_heads,
                                .dim = search->dim,
@@ -74,14 +75,19 @@ int tune_base_open(struct tune_base *base, const struct tune_search *search,
 {
     struct tune_point defaults;
     bool is_right = false;
-    *base =
-        (struct tune_base){.settings = settings, .reference = reference, .shape = case_of(search, settings)};
+    clattn_status status = CLATTN_SUCCESS;
+    *base = (struct tune_base){.settings = settings, .reference = reference};
     for (int p = 0; p < TUNE_PARAMETERS; p++)
         defaults.value[p] = -1;
     int result = open_device(search, &defaults, &base->device);
     if (result != STATUS_OK) return result;
     base->is_open = true;
-    clattn_status status = prepare(&base->problem, &base->shape, &base->device, reference, &is_right);
+    for (int l = 0; l < settings->len_count && !status; l++) {
+        base->shapes[l] = case_of(search, settings, settings->lens[l]);
+        status = prepare(&base->problems[base->problem_count++], &base->shapes[l], &base->device, reference,
+                         &is_right);
+        if (!is_right) break;
+    }
     /* Even a record without parameters is counted where it is looked for. */
     *applies = status || tuned_tiles(base->device.context) > 0;
     if (!status && is_right) return STATUS_OK;
@@ -96,7 +102,8 @@ int tune_base_open(struct tune_base *base, const struct tune_search *search,
 void tune_base_close(struct tune_base *base)
 {
     if (!base->is_open) return;
-    bench_problem_release(&base->problem);
+    for (int l = 0; l < base->problem_count; l++)
+        bench_problem_release(&base->problems[l]);
     bench_device_close(&base->device);
     base->is_open = false;
 }
@@ -119,10 +126,10 @@ static double median_of(const double *samples, int count)
 
 /* The default and the candidate alternately, so that what else the machine does hits both. The ratio is the
  * median of the ratios of neighbours. */
-static clattn_status time_pairs(struct tune_base *base, struct bench_problem *candidate, double seconds,
-                                struct tune_trial *trial, double medians[2])
+static clattn_status time_pairs(struct bench_problem *base, struct bench_problem *candidate, double seconds,
+                                double *ratio, double medians[2])
 {
-    struct bench_problem *const problems[] = {&base->problem, candidate};
+    struct bench_problem *const problems[] = {base, candidate};
     double times[2][PAIRS_MAX], ratios[PAIRS_MAX], begin = program_seconds();
     int count = 0;
     clattn_status status = CLATTN_SUCCESS;
@@ -141,9 +148,20 @@ static clattn_status time_pairs(struct tune_base *base, struct bench_problem *ca
             count++;
         }
     }
-    if (count > 0) trial->ratio = median_of(ratios, count);
+    *ratio = count > 0 ? median_of(ratios, count) : NAN;
     for (int n = 0; n < 2 && count > 0; n++)
-        medians[n] = median_of(times[n], count);
+        medians[n] += median_of(times[n], count);
+    return status;
+}
+
+/* One length: verified, then timed. */
+static clattn_status measure_len(struct tune_base *base, struct bench_device *device, int l, double seconds,
+                                 double *ratio, double medians[2], bool *is_right)
+{
+    struct bench_problem problem;
+    clattn_status status = prepare(&problem, &base->shapes[l], device, base->reference, is_right);
+    if (!status && *is_right) status = time_pairs(&base->problems[l], &problem, seconds, ratio, medians);
+    bench_problem_release(&problem);
     return status;
 }
 
@@ -151,23 +169,29 @@ int tune_measure(struct tune_base *base, const struct tune_search *search, const
                  double seconds, struct tune_trial *trial)
 {
     struct bench_device device;
-    struct bench_problem problem;
-    bool is_right = false;
-    double medians[2] = {0, 0};
+    bool is_right = true;
+    double medians[2] = {0, 0}, logs = 0, worst = 0, noise = base->settings->noise;
+    int done = 0;
     *trial = (struct tune_trial){.point = *point, .state = TUNE_IMPOSSIBLE, .ratio = NAN};
     int result = open_device(search, point, &device);
     if (result != STATUS_OK) return result;
     /* Whatever a driver says of a candidate, that it is too large or that its compiler fails, is the
      * candidate's. */
-    clattn_status status = prepare(&problem, &base->shape, &device, base->reference, &is_right);
-    if (!status && !is_right) trial->state = TUNE_WRONG;
-    if (!status && is_right) {
-        status = time_pairs(base, &problem, seconds, trial, medians);
-        if (!status && trial->ratio > 0) trial->state = TUNE_GOOD;
-        base->medians[0] = medians[0];
-        base->medians[1] = medians[1];
+    clattn_status status = CLATTN_SUCCESS;
+    for (int l = 0; l < base->problem_count && !status && is_right && worst <= 1.5; l++) {
+        double ratio = NAN;
+        status = measure_len(base, &device, l, seconds / base->problem_count, &ratio, medians, &is_right);
+        if (status || !is_right || !(ratio > 0)) break;
+        logs += log(ratio);
+        worst = fmax(worst, ratio);
+        done++;
     }
-    bench_problem_release(&problem);
     bench_device_close(&device);
+    if (!status && !is_right) trial->state = TUNE_WRONG;
+    if (status || !is_right || done == 0) return STATUS_OK;
+    trial->state = TUNE_GOOD;
+    trial->ratio = worst > 1 + noise ? worst : exp(logs / done);
+    base->medians[0] = medians[0];
+    base->medians[1] = medians[1];
     return STATUS_OK;
 }

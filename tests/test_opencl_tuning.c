@@ -133,6 +133,27 @@ static void test_files(void **state)
     unlink(file);
 }
 
+/* What is in the library is read, for the device that it was measured on. */
+static void test_shipped(void **state)
+{
+    (void)state;
+    static struct opencl_device measured = {.platform_name = "NVIDIA CUDA", .name = "NVIDIA H200"};
+    struct tuning_table table = {0};
+    clattn_context *context = open_with("");
+    unsetenv("CLATTN_TUNING");
+    setenv("XDG_DATA_HOME", "/nonexistent", 1);
+    opencl_tuning_load(context, &measured, NULL, &table);
+    setenv("CLATTN_TUNING", "none", 1);
+    assert_string_equal(logged, "");
+    int found = 0;
+    for (int n = 0; n < table.count; n++)
+        found += table.records[n].source == CLATTN_TUNING_SHIPPED && table.records[n].kernel == TUNING_SELECT &&
+                 table.records[n].dim == 64 && table.records[n].value[TUNING_ROWS] == 16;
+    assert_int_equal(found, 1);
+    opencl_tuning_free(&table);
+    clattn_context_release(context);
+}
+
 /* The same driver's record comes first, wherever it stands. */
 static void test_driver(void **state)
 {
@@ -217,7 +238,8 @@ static void test_results(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_texts), cmocka_unit_test(test_files),
-                                       cmocka_unit_test(test_driver), cmocka_unit_test(test_results)};
+                                       cmocka_unit_test(test_driver), cmocka_unit_test(test_shipped),
+                                       cmocka_unit_test(test_results)};
     if (!opencl_device_at(0, &device)) return 77;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -33,6 +33,7 @@ echo '{"schema": "clattn-tuning", "schema_version": 2, "records": []}' > newer.j
 refused 2 "--kernel: 'backwards' is not known" --output x.json --kernel select,backwards
 refused 2 "--parameter: 'speed' is not known" --output x.json --parameter speed
 refused 2 "--dim: '64,x' is not a list" --output x.json --dim 64,x
+refused 2 "--len: '1,x' is not a list" --output x.json --len 1,x
 refused 2 '--noise: a percentage' --noise 100
 refused 2 "'-1' is no time" --budget -1
 refused 2 'files go with --merge' x.json
@@ -87,7 +88,7 @@ fi
     sed 's/ exp(/ BROKEN exp(/g' "$srcdir/cl/attention_forward.cl"
 } > kernels/attention_forward.cl
 tune() {
-    CLATTN_KERNEL_DIR=$work/kernels "$program" tune --quick --kernel forward-token --parameter pad --dim 16 --dtype f32 --len 128 \
+    CLATTN_KERNEL_DIR=$work/kernels "$program" tune --quick --kernel forward-token --parameter pad --dim 16 --dtype f32 --len 128,300 \
         "$@" > table 2> stderr
 }
 XDG_DATA_HOME=$work/data tune --budget 0.001 || fail "budget: exit status $?: $(cat stderr)"
