@@ -212,7 +212,7 @@ static void bench_select(const char *name, clattn_selector selector, int dim, in
 }
 
 /* Robust selection against flat exact scoring of the same queries, in turns: others disturb both alike. */
-static void bench_robust(const char *name, int dim, int64_t kv_len)
+static void bench_robust(const char *name, int32_t beam, int dim, int64_t kv_len)
 {
     if (!strstr(name, part)) return;
     int64_t queries = 64;
@@ -223,6 +223,7 @@ static void bench_robust(const char *name, int dim, int64_t kv_len)
     clattn_blocks *blocks[2] = {NULL, NULL};
     double seconds[2] = {1e9, 1e9};
     select[0].selector = CLATTN_SELECT_ROBUST;
+    select[0].beam = beam;
     select[1].selector = CLATTN_SELECT_FLAT_LSE;
     check(clattn_pyramid_build_for(context, NULL, &select[0], &k, &pyramid, NULL), "pyramid");
     for (int r = 0; r < REPEATS; r++)
@@ -301,9 +302,12 @@ int main(int argc, char **argv)
     bench_select("select PISA, dim 64, 65536 keys", CLATTN_SELECT_PISA, 64, LONG);
     bench_select("select PISA, dim 64, 262144 keys", CLATTN_SELECT_PISA, 64, LONG * 4);
     bench_select("select flat mean, dim 64, 65536 keys", CLATTN_SELECT_FLAT_MEAN, 64, LONG);
-    bench_robust("select robust, dim 64, 16384 keys", 64, LONG / 4);
-    bench_robust("select robust, dim 64, 65536 keys", 64, LONG);
-    bench_robust("select robust, dim 64, 262144 keys", 64, LONG * 4);
+    bench_robust("select robust, beam 32, 16384 keys", 32, 64, LONG / 4);
+    bench_robust("select robust, beam 16, 65536 keys", 16, 64, LONG);
+    bench_robust("select robust, beam 32, 65536 keys", 32, 64, LONG);
+    bench_robust("select robust, beam 64, 65536 keys", 64, 64, LONG);
+    bench_robust("select robust, beam 32, 262144 keys", 32, 64, LONG * 4);
+    bench_robust("select robust, beam 64, 262144 keys", 64, 64, LONG * 4);
     bench_pyramid();
     clattn_context_release(context);
     clattn_context_release(reference);

@@ -371,7 +371,7 @@ CLATTN_API clattn_status clattn_pyramid_build(clattn_context *context, const cla
                                               const clattn_sync *sync);
 
 /* Builds what the selection of `select` needs (NULL: the defaults): the means over its leaf, and for ROBUST the minima and
- * maxima of every node and the means and bounds of the quarters of every leaf: six times the memory of the means. */
+ * maxima of every node and the means and bounds of the quarters of every leaf: in all nine times the memory of the means. */
 CLATTN_API clattn_status clattn_pyramid_build_for(clattn_context *context, const clattn_attention_desc *attention,
                                                   const clattn_select_desc *select, const clattn_tensor *k,
                                                   clattn_pyramid **pyramid, const clattn_sync *sync);

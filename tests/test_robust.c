@@ -42,7 +42,7 @@ static void expect_equal(const struct lists *a, const struct lists *b, int64_t e
 static const struct shape shapes[] = {
     {"tiny", SIZE_TINY, 1, 12, 410, 1, 3, 20, 20, CLATTN_FLOAT32, LAYOUT_PADDED, false},
     {"one head", SIZE_CPU, 1, 300, 300, 1, 1, 16, 16, CLATTN_FLOAT32, LAYOUT_BTHD, false},
-    {"group 16", SIZE_NORMAL, 1, 60, 900, 1, 16, 64, 64, CLATTN_FLOAT16, LAYOUT_BTHD, false},
+    {"group 16", SIZE_CPU, 1, 60, 900, 1, 16, 64, 64, CLATTN_FLOAT16, LAYOUT_BTHD, false},
     {"group 5", SIZE_CPU, 2, 80, 517, 2, 5, 20, 20, CLATTN_BFLOAT16, LAYOUT_PADDED, false},
     {"group 33", SIZE_CPU, 1, 20, 700, 1, 33, 60, 60, CLATTN_FLOAT32, LAYOUT_BHTD, false},
     {"all keys", SIZE_CPU, 1, 30, 611, 1, 4, 32, 32, CLATTN_FLOAT32, LAYOUT_BTHD, true},
@@ -241,7 +241,8 @@ static void test_special_keys(void **state)
         }
 }
 
-/* Every planted fact of the recording is found; the paper's rule, on this model, finds two. */
+/* Every planted fact of the recording is found, by the same lists everywhere; the paper's rule, on this model,
+ * finds two. */
 static void test_answers(void **state)
 {
     (void)state;
@@ -254,7 +255,9 @@ static void test_answers(void **state)
     clattn_tensor queries = clattn_tensor_bthd(q.data, CLATTN_FLOAT16, 1, q.shape[1], q.shape[2], q.shape[3]);
     clattn_tensor keys = clattn_tensor_bthd(k.data, CLATTN_FLOAT16, 1, k.shape[1], 1, k.shape[3]);
     clattn_select_desc select = select_desc(CLATTN_SELECT_ROBUST, 8, 64);
-    int32_t *lists = malloc((size_t)q.shape[1] * 8 * sizeof *lists);
+    int32_t *lists = malloc((size_t)q.shape[1] * 8 * sizeof *lists), first_lists[32][8];
+    bool is_first = true;
+    assert_true(answer.count <= 32);
     FOR_EACH_TARGET (target) {
         clattn_blocks *blocks = NULL;
         int found = 0;
@@ -270,7 +273,10 @@ static void test_answers(void **state)
             for (int i = 0; i < 8; i++)
                 has = has || list[i] == leaf;
             found += has;
+            if (is_first) memcpy(first_lists[n], list, sizeof first_lists[n]);
+            assert_memory_equal(list, first_lists[n], sizeof first_lists[n]);
         }
+        is_first = false;
         print_message("%s: %d of %d answers\n", target->label, found, (int)answer.count);
         assert_int_equal(found, answer.count);
         clattn_blocks_release(target->context, blocks);
