@@ -34,6 +34,7 @@
 #define ROUND_UP(a, b) (CEIL_DIV(a, b) * (b))
 /* Only loops over what lies in registers may be unrolled: compilers unroll all that are short enough, and then spill. */
 #define ROLLED _Pragma("unroll 1")
+#define UNROLLED _Pragma("unroll")
 
 /* ---- vectors of rows ---- */
 

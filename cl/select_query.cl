@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What select.cl and select_robust.cl share: the query with its forced leaves, levels of the pyramid, tiles of
- * queries and keys, and logits that are folded into a leaf's score.
+/* What select.cl and select_robust.cl share: tiles of queries and keys, and logits that are folded into a leaf's
+ * score.
  *
  * Macros: as in select.cl. */
 
@@ -20,59 +20,7 @@
 #define ROBUST 6
 #define IS_LSE (SELECTOR == PISA || SELECTOR == FLAT_LSE || SELECTOR == ROBUST)
 
-/* The query: the same in all items. */
-struct query {
-    __global const element *q, *k; /* its first head; key 0 of its sequence and key head */
-    __global const float *means;   /* of its sequence and key head */
-    long q_head_stride, k_len_stride;
-    float scale;
-    uint kv_len, seen, topk;
-    uint first_count, last_from, last_to; /* forced leaves: 0 .. first_count-1 and last_from .. last_to-1 */
-    int causal;
-    uint lid, row_group, key_group;
-};
-
-/* Own leaf first, then those before it, then the first ones, topk in all. */
-inline void forced_leaves(struct query *query, uint forced_first, uint forced_last)
-{
-    uint leaves = CEIL_DIV(query->seen, LEAF);
-    uint last = query->causal ? min(min(forced_last, leaves), query->topk) : 0;
-    query->last_to = leaves;
-    query->last_from = leaves - last;
-    query->first_count = query->causal ? min(min(forced_first, query->last_from), query->topk - last) : 0;
-}
-
-inline bool is_forced(const struct query *query, uint level, uint node)
-{
-    uint shift = level - 1;
-    bool is_last = query->last_from < query->last_to && node >= query->last_from >> shift &&
-                   node <= (query->last_to - 1) >> shift;
-    return is_last || (query->first_count > 0 && node <= (query->first_count - 1) >> shift);
-}
-
-/* Nodes of a level over `tokens` keys, and where the level begins. */
-inline uint level_nodes(uint tokens, uint level)
-{
-    uint nodes = CEIL_DIV(tokens, LEAF);
-    for (uint l = 1; l < level; l++)
-        nodes = CEIL_DIV(nodes, 2u);
-    return nodes;
-}
-
-inline ulong level_first(uint tokens, uint level)
-{
-    ulong first = 0;
-    for (uint l = 1; l < level; l++)
-        first += level_nodes(tokens, l);
-    return first;
-}
-
-/* The last candidate is the only one that can straddle the query; it is dropped unless it is forced. */
-inline uint drop_straddling(const struct query *query, uint level, uint last, uint count)
-{
-    ulong end = ((ulong)last + 1) * ((ulong)LEAF << (level - 1));
-    return count - (query->causal && end > query->seen && !is_forced(query, level, last) ? 1 : 0);
-}
+#include "select_level.cl"
 
 /* ---- tiles ---- */
 

@@ -13,6 +13,7 @@
  *   opencl_hopper.c   instructions that NVIDIA's compiler refuses
  *   opencl_nvidia*.c  the matrix tier of NVIDIA cards
  *   opencl_tuning.c   tuned parameters of kernels
+ *   opencl_subgroup.c the subgroup tier
  *   opencl_transfer.c tensors between host and device
  *   opencl_launch.c   order of commands, wait lists and events, kernel arguments
  *   opencl_selftest.c a small attention case against the reference
@@ -59,6 +60,11 @@ enum opencl_quirk {
     OPENCL_QUIRK_NO_SUBGROUPS = 32    /* subgroup functions are listed and do not work */
 };
 
+/* How lanes of a subgroup exchange values, and how many there are; see opencl_subgroup.h. */
+struct subgroup {
+    int kind, size;
+};
+
 struct opencl_device {
     cl_platform_id platform;
     cl_device_id id;
@@ -73,6 +79,7 @@ struct opencl_device {
     cl_uint compute_units;
     bool local_is_real; /* CL_LOCAL: local memory is faster than global memory (GPUs) */
     bool has_fp16, has_double;
+    struct subgroup subgroup;
     unsigned quirks;         /* enum opencl_quirk */
     int tier_limit;          /* the highest tier that the quirk table allows */
     char quirk_text[128];    /* its sections that apply, for the log */
@@ -85,6 +92,9 @@ bool opencl_device_read(cl_platform_id platform, cl_device_id id, struct opencl_
 /* Applies the quirk table to a device that is described otherwise. */
 void opencl_quirks_read(struct opencl_device *device);
 
+/* Is `name` one of the device's extensions? */
+bool opencl_has_extension(cl_device_id id, const char *name);
+
 /* Is `part` [bytes] in `text`, in any case of letters? */
 bool opencl_text_contains(const char *text, const char *part, size_t bytes);
 
@@ -96,7 +106,7 @@ bool opencl_device_at(int index, struct opencl_device *device);
 clattn_status opencl_device_find(clattn_context *context, const char *wanted, struct opencl_device *device);
 
 /* The tiers, worst first, and the number of one; -1: there is none of that name. */
-enum { OPENCL_TIERS = 3 };
+enum opencl_tier { OPENCL_PORTABLE, OPENCL_SUBGROUP, OPENCL_MMA, OPENCL_HOPPER, OPENCL_TIERS };
 extern const char *const opencl_tiers[OPENCL_TIERS];
 int opencl_tier_number(const char *name);
 
@@ -147,6 +157,7 @@ struct opencl {
     pthread_mutex_t workspace_lock;
     struct opencl_workspace workspace;
     struct tuning_table tuning;
+    struct subgroup subgroup; /* in use; kind 0: the subgroup tier is not */
     struct nvidia *nvidia; /* the matrix tier of NVIDIA cards; NULL: not on this device */
 };
 

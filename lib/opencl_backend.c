@@ -4,6 +4,7 @@
 #include "config.h"
 
 #include "opencl_nvidia.h"
+#include "opencl_subgroup.h"
 
 #ifdef HAVE_DLFCN_H
 #include <dlfcn.h>
@@ -138,8 +139,15 @@ static clattn_status open_tier(clattn_context *context, const clattn_context_des
     highest = MIN(highest, state->device.tier_limit);
     state->tier = opencl_tiers[0];
     if (highest < 0)
-        return fail(context, CLATTN_NO_DEVICE, "CLATTN_TIER is '%s'; portable, mma or hopper are known", limit);
-    clattn_status status = nvidia_open(context, (enum nvidia_tier)MAX(MIN(wanted, highest), 0));
+        return fail(context, CLATTN_NO_DEVICE,
+                    "CLATTN_TIER is '%s'; portable, subgroup, mma or hopper are known", limit);
+    highest = MIN(wanted, highest);
+    clattn_status status = CLATTN_SUCCESS;
+    if (highest >= OPENCL_MMA)
+        status = nvidia_open(context, highest >= OPENCL_HOPPER ? NVIDIA_HOPPER : NVIDIA_MMA);
+    if (!status && !state->nvidia &&
+        (highest == OPENCL_SUBGROUP || (highest > OPENCL_SUBGROUP && subgroup_is_default(&state->device))))
+        status = subgroup_open(context);
     if (!status && desc->variant && strcmp(desc->variant, state->tier))
         status = fail(context, CLATTN_NO_DEVICE, "the device has no tier '%s'; '%s' is there", desc->variant,
                       state->tier);

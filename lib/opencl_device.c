@@ -4,6 +4,7 @@
 #include "config.h"
 
 #include "opencl_nvidia.h"
+#include "opencl_subgroup.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -68,8 +69,7 @@ static void platform_text(cl_platform_id id, cl_platform_info what, char *text, 
     snprintf(text, bytes, "%s", full);
 }
 
-/* Is `name` one of the space-separated extensions? */
-static bool has_extension(cl_device_id id, const char *name)
+bool opencl_has_extension(cl_device_id id, const char *name)
 {
     size_t bytes = 0, length = strlen(name);
     bool found = false;
@@ -115,9 +115,11 @@ bool opencl_device_read(cl_platform_id platform, cl_device_id id, struct opencl_
     if (clGetDeviceInfo(id, CL_DEVICE_MAX_WORK_ITEM_SIZES, sizeof sizes, sizes, NULL)) return false;
     memcpy(device->group_sizes, sizes, sizeof device->group_sizes);
     device->local_is_real = local_type == CL_LOCAL;
-    device->has_fp16 = has_extension(id, "cl_khr_fp16");
-    device->has_double = has_extension(id, "cl_khr_fp64");
+    device->has_fp16 = opencl_has_extension(id, "cl_khr_fp16");
+    device->has_double = opencl_has_extension(id, "cl_khr_fp64");
+    device->subgroup = subgroup_of_device(device);
     opencl_quirks_read(device);
+    if (device->quirks & OPENCL_QUIRK_NO_SUBGROUPS) device->subgroup.kind = SUBGROUP_NONE;
     return true;
 }
 
@@ -181,7 +183,7 @@ clattn_status opencl_device_find(clattn_context *context, const char *wanted, st
     return CLATTN_SUCCESS;
 }
 
-const char *const opencl_tiers[OPENCL_TIERS] = {"portable", "mma", "hopper"};
+const char *const opencl_tiers[OPENCL_TIERS] = {"portable", "subgroup", "mma", "hopper"};
 
 int opencl_tier_number(const char *name)
 {
@@ -190,14 +192,17 @@ int opencl_tier_number(const char *name)
     return -1;
 }
 
-/* The tiers that the device's generation has, as far as CLATTN_TIER lets them. */
+/* The tiers that the device should have, as far as CLATTN_TIER and the quirk table let them. */
 static void device_tiers(const struct opencl_device *device, char *text, size_t bytes)
 {
     const char *limit = getenv("CLATTN_TIER");
     int highest = limit && *limit ? opencl_tier_number(limit) : OPENCL_TIERS - 1;
-    highest = MIN(MIN(highest, device->tier_limit), (int)nvidia_generation(device));
-    snprintf(text, bytes, "%s%s%s", opencl_tiers[0], highest >= NVIDIA_MMA ? " mma" : "",
-             highest >= NVIDIA_HOPPER ? " hopper" : "");
+    highest = MIN(highest, device->tier_limit);
+    const enum nvidia_tier card = nvidia_generation(device);
+    snprintf(text, bytes, "%s%s%s%s", opencl_tiers[0],
+             highest >= OPENCL_SUBGROUP && device->subgroup.kind ? " subgroup" : "",
+             highest >= OPENCL_MMA && card >= NVIDIA_MMA ? " mma" : "",
+             highest >= OPENCL_HOPPER && card >= NVIDIA_HOPPER ? " hopper" : "");
 }
 
 void opencl_device_info(const struct opencl_device *device, clattn_device_info *info)

@@ -5,6 +5,7 @@
 
 #include "opencl_nvidia.h"
 #include "opencl_options.h"
+#include "opencl_subgroup.h"
 
 #include <stdlib.h>
 
@@ -172,12 +173,73 @@ static void set_arguments(struct opencl_launch *launch, const struct forward_job
 
 enum { ARG_UNIT_FIRST = 9 };
 
+/* The program for a job. */
+struct forward_choice {
+    const char *files, *kernel;
+    struct forward_tile_shape shape;
+    struct opencl_options options;
+    int items; /* of a work-group */
+};
+
+/* DEVICE_LIMIT: not in these registers or this local memory. */
+static clattn_status choice_try(clattn_context *context, const struct forward_choice *choice)
+{
+    cl_kernel kernel = NULL;
+    clattn_status status = opencl_kernel(context, choice->files, choice->kernel, choice->options.text, &kernel);
+    if (kernel) clReleaseKernel(kernel);
+    return status;
+}
+
+static clattn_status choose_tile(clattn_context *context, const struct forward_job *job,
+                                 struct forward_choice *choice)
+{
+    const struct opencl_taste taste =
+        opencl_taste_of(context, kernel_of(job), job->problem->dim, job->q->dtype);
+    clattn_status status = CLATTN_SUCCESS;
+    choice->files = "attention_forward.cl";
+    choice->kernel = "attention_forward";
+    for (int shrink = 0; shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
+        choice->shape = shape_fitting(&taste, job, shrink);
+        choice->options = options_of(&taste, job, &choice->shape);
+        choice->items = opencl_tile_items(&choice->shape.tile);
+        status = choice_try(context, choice);
+        if (status != CLATTN_DEVICE_LIMIT) break;
+    }
+    return status;
+}
+
+/* A subgroup a query token, where each has a list of its own. */
+static bool choose_subgroup(clattn_context *context, const struct forward_job *job,
+                            struct forward_choice *choice)
+{
+    const struct problem *problem = job->problem;
+    const struct subgroup *subgroup = &opencl_of(context)->subgroup;
+    if (!subgroup->kind || !job->blocks || job->blocks->q_block > 1 || opencl_has_options(problem, job->blocks))
+        return false;
+    int heads = subgroup_heads(subgroup, heads_have_own_lists(job) ? 1 : problem->group, problem->dim_v);
+    if (!heads) return false;
+    choice->files = SUBGROUP_FILES "attention_subgroup.cl";
+    choice->kernel = "attention_subgroup";
+    choice->items = subgroup->size;
+    choice->shape = (struct forward_tile_shape){
+        .tile = {.lanes = 1, .rows = heads, .keys = 1, .item_keys = 1}, .tokens = 1, .heads = heads};
+    choice->options = (struct opencl_options){""};
+    subgroup_options(&choice->options, subgroup);
+    opencl_option(&choice->options, "DTYPE", (int)job->q->dtype);
+    opencl_option(&choice->options, "OUT_DTYPE", (int)job->out->dtype);
+    opencl_option(&choice->options, "DIM", problem->dim);
+    opencl_option(&choice->options, "DIM_V", problem->dim_v);
+    opencl_option(&choice->options, "GROUP", problem->group);
+    opencl_option(&choice->options, "HEADS", heads);
+    opencl_option(&choice->options, "BLOCK", job->blocks->block);
+    opencl_option(&choice->options, "LOAD_K", subgroup_load(subgroup, problem->dim));
+    return choice_try(context, choice) == CLATTN_SUCCESS;
+}
+
 clattn_status opencl_forward(clattn_context *context, const struct forward_job *job)
 {
     const struct problem *problem = job->problem;
-    struct opencl_taste taste;
-    struct forward_tile_shape shape;
-    struct opencl_options options;
+    struct forward_choice choice;
     struct opencl_launch launch;
     bool done = false;
     clattn_status status = nvidia_forward(context, job, &done);
@@ -187,16 +249,7 @@ clattn_status opencl_forward(clattn_context *context, const struct forward_job *
         status = opencl_dense(context, job, &done);
         if (status || done) return status;
     }
-    taste = opencl_taste_of(context, kernel_of(job), problem->dim, job->q->dtype);
-    for (int shrink = 0; !status && shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
-        cl_kernel kernel = NULL;
-        shape = shape_fitting(&taste, job, shrink);
-        options = options_of(&taste, job, &shape);
-        status = opencl_kernel(context, "attention_forward.cl", "attention_forward", options.text, &kernel);
-        if (kernel) clReleaseKernel(kernel);
-        if (status != CLATTN_DEVICE_LIMIT) break;
-        if (shrink < SHRINK_MAX) status = CLATTN_SUCCESS;
-    }
+    if (!status && !choose_subgroup(context, job, &choice)) status = choose_tile(context, job, &choice);
     if (status) return status;
 
     size_t bytes = (size_t)problem->count * OPENCL_SEQUENCE_FIELDS * sizeof(cl_long);
@@ -204,13 +257,12 @@ clattn_status opencl_forward(clattn_context *context, const struct forward_job *
     if (!table)
         return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a table of %lld sequences",
                     (long long)problem->count);
-    int64_t units = units_fill(job, &shape, table);
+    int64_t units = units_fill(job, &choice.shape, table);
     opencl_launch_begin(context, job->sync, &launch);
     if (units > 0) {
-        opencl_launch_kernel(&launch, "attention_forward.cl", "attention_forward", options.text);
+        opencl_launch_kernel(&launch, choice.files, choice.kernel, choice.options.text);
         set_arguments(&launch, job, opencl_launch_table(&launch, table, bytes));
-        opencl_run_units(&launch, ARG_UNIT_FIRST, units, unit_flops(job, &shape),
-                         opencl_tile_items(&shape.tile));
+        opencl_run_units(&launch, ARG_UNIT_FIRST, units, unit_flops(job, &choice.shape), choice.items);
     }
     free(table);
     return opencl_launch_end(&launch);

@@ -245,7 +245,8 @@ static clattn_status program_build(clattn_context *context, const char *key, con
     struct opencl *state = opencl_of(context);
     double start = seconds_now();
     char all_options[1024], *text;
-    if (snprintf(all_options, sizeof all_options, "-cl-std=CL1.2 %s", options) >= (int)sizeof all_options)
+    const char *version = strstr(options, "-cl-std=") ? "" : "-cl-std=CL1.2 ";
+    if (snprintf(all_options, sizeof all_options, "%s%s", version, options) >= (int)sizeof all_options)
         return fail(context, CLATTN_INTERNAL, "the build options of %s are too long", file);
     clattn_status status = source_read(context, file, &text);
     if (status) return status;

@@ -4,6 +4,7 @@
 #include "config.h"
 
 #include "opencl_nvidia.h"
+#include "opencl_subgroup.h"
 
 #include <stdlib.h>
 
@@ -115,12 +116,68 @@ static void set_arguments(struct opencl_launch *launch, const struct select_job 
     opencl_arg_int(launch, problem->kv_heads);
 }
 
+/* The program for a job. */
+struct select_choice {
+    const char *files, *kernel;
+    struct opencl_options options;
+    int items; /* of a work-group */
+};
+
+static clattn_status choice_try(clattn_context *context, const struct select_choice *choice)
+{
+    cl_kernel kernel = NULL;
+    clattn_status status = opencl_kernel(context, choice->files, choice->kernel, choice->options.text, &kernel);
+    if (kernel) clReleaseKernel(kernel);
+    return status;
+}
+
+static clattn_status choose_tile(clattn_context *context, const struct select_job *job,
+                                 struct select_choice *choice)
+{
+    const struct opencl_taste taste = opencl_taste_of(context, TUNING_SELECT, job->problem->dim, job->q->dtype);
+    clattn_status status = CLATTN_SUCCESS;
+    choice->files = FILES;
+    choice->kernel = "select_leaves";
+    for (int shrink = 0; shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
+        const struct opencl_tile tile = tile_fitting(&taste, job, shrink);
+        choice->options = options_of(&taste, job, &tile);
+        choice->items = opencl_tile_items(&tile);
+        status = choice_try(context, choice);
+        if (status != CLATTN_DEVICE_LIMIT) break;
+    }
+    return status;
+}
+
+/* A subgroup a query token, down the pyramid. */
+static bool choose_subgroup(clattn_context *context, const struct select_job *job, struct select_choice *choice)
+{
+    const struct problem *problem = job->problem;
+    const struct opencl *state = opencl_of(context);
+    int heads = MIN(problem->group, 4), capacity = capacity_of(job->select->topk);
+    int64_t bytes = ceil_div(problem->group, heads) * heads * problem->dim * 4 + (int64_t)capacity * 24;
+    if (!state->subgroup.kind || job->select->selector > CLATTN_SELECT_PISA2 ||
+        bytes > (int64_t)MIN(state->device.local_bytes, 24 * 1024))
+        return false;
+    choice->files = SUBGROUP_FILES "select_subgroup.cl";
+    choice->kernel = "select_subgroup";
+    choice->items = state->subgroup.size;
+    choice->options = (struct opencl_options){""};
+    subgroup_options(&choice->options, &state->subgroup);
+    opencl_option(&choice->options, "DTYPE", (int)job->q->dtype);
+    opencl_option(&choice->options, "DIM", problem->dim);
+    opencl_option(&choice->options, "GROUP", problem->group);
+    opencl_option(&choice->options, "HEADS", heads);
+    opencl_option(&choice->options, "SELECTOR", (int)job->select->selector);
+    opencl_option(&choice->options, "LEAF", job->select->leaf);
+    opencl_option(&choice->options, "CAPACITY", capacity);
+    opencl_option(&choice->options, "LOAD_K", subgroup_load(&state->subgroup, problem->dim));
+    return choice_try(context, choice) == CLATTN_SUCCESS;
+}
+
 clattn_status opencl_select(clattn_context *context, const struct select_job *job)
 {
     const struct problem *problem = job->problem;
-    struct opencl_taste taste;
-    struct opencl_tile tile;
-    struct opencl_options options;
+    struct select_choice choice;
     struct opencl_launch launch;
     bool done = false;
     if (job->select->selector == CLATTN_SELECT_ROBUST) return opencl_robust(context, job);
@@ -131,16 +188,7 @@ clattn_status opencl_select(clattn_context *context, const struct select_job *jo
         status = opencl_flat(context, job, &done);
         if (status || done) return status;
     }
-    taste = opencl_taste_of(context, TUNING_SELECT, problem->dim, job->q->dtype);
-    for (int shrink = 0; !status && shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
-        cl_kernel kernel = NULL;
-        tile = tile_fitting(&taste, job, shrink);
-        options = options_of(&taste, job, &tile);
-        status = opencl_kernel(context, FILES, "select_leaves", options.text, &kernel);
-        if (kernel) clReleaseKernel(kernel);
-        if (status != CLATTN_DEVICE_LIMIT) break;
-        if (shrink < SHRINK_MAX) status = CLATTN_SUCCESS;
-    }
+    if (!status && !choose_subgroup(context, job, &choice)) status = choose_tile(context, job, &choice);
     if (status) return status;
 
     size_t bytes = (size_t)problem->count * OPENCL_SEQUENCE_FIELDS * sizeof(cl_long);
@@ -151,9 +199,9 @@ clattn_status opencl_select(clattn_context *context, const struct select_job *jo
     int64_t units = units_fill(job, table);
     opencl_launch_begin(context, job->sync, &launch);
     if (units > 0) {
-        opencl_launch_kernel(&launch, FILES, "select_leaves", options.text);
+        opencl_launch_kernel(&launch, choice.files, choice.kernel, choice.options.text);
         set_arguments(&launch, job, opencl_launch_table(&launch, table, bytes));
-        opencl_run_units(&launch, ARG_UNIT_FIRST, units, unit_flops(job), opencl_tile_items(&tile));
+        opencl_run_units(&launch, ARG_UNIT_FIRST, units, unit_flops(job), choice.items);
     }
     free(table);
     return opencl_launch_end(&launch);

@@ -100,6 +100,7 @@ cl_int clGetDeviceIDs(cl_platform_id id, cl_device_type type, cl_uint room, cl_d
 
 cl_int clGetDeviceInfo(cl_device_id id, cl_device_info what, size_t room, void *to, size_t *need)
 {
+    const size_t subgroups[] = {8, 16, 32};
     const size_t sides[] = {fake.group_max, fake.group_max, fake.group_max};
     (void)id;
     switch (what) {
@@ -133,7 +134,9 @@ cl_int clGetDeviceInfo(cl_device_id id, cl_device_info what, size_t room, void *
     case CL_DRIVER_VERSION:
         ANSWER_TEXT("1");
     case CL_DEVICE_EXTENSIONS:
-        ANSWER_TEXT("");
+        ANSWER_TEXT(fake.extensions ? fake.extensions : "");
+    case 0x4108: /* CL_DEVICE_SUB_GROUP_SIZES_INTEL */
+        return answer(subgroups, sizeof subgroups, room, to, need);
     }
     return CL_INVALID_VALUE;
 }

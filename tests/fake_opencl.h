@@ -30,6 +30,7 @@ struct fake {
     cl_ulong memory_bytes, alloc_max, local_bytes;
     cl_uint compute_units, vendor_id;
     size_t group_max;
+    const char *extensions; /* NULL: none */
     void (*on_kernel)(const char *kernel, const char *source,
                       const char *options); /* when one is made; NULL: nobody */
     void (*on_launch)(const struct fake_launch *launch);

@@ -129,13 +129,56 @@ static void test_log(void **state)
     clattn_context_release(context);
 }
 
+/* A tier that the device lists and that computes wrongly, as this OpenCL does, is not used, and the log says
+ * why. */
+static void test_failing_tier(void **state)
+{
+    (void)state;
+    char error[1024] = "";
+    clattn_context *context = NULL;
+    clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
+    clattn_device_info info = {.size = sizeof info};
+    fake.extensions = "cl_khr_fp64 cl_intel_subgroups cl_intel_required_subgroup_size";
+    file_write("");
+    desc.backend = CLATTN_BACKEND_OPENCL;
+    desc.log = log_keep;
+    desc.log_level = CLATTN_LOG_WARNING;
+    desc.error = error;
+    desc.error_bytes = sizeof error;
+    said[0] = 0;
+    assert_int_equal(clattn_context_create(&desc, &context), CLATTN_SUCCESS);
+    assert_int_equal(clattn_context_device(context, &info), CLATTN_SUCCESS);
+    assert_string_equal(info.variants, "portable subgroup");
+    assert_string_equal(info.variant, "portable");
+    assert_non_null(strstr(said, "tier subgroup is not used"));
+    assert_non_null(strstr(said, "canary_subgroup with 16 lanes: element 0 is 0, must be 16"));
+    clattn_context_release(context);
+
+    desc.variant = "subgroup"; /* nothing else will do */
+    assert_int_equal(clattn_context_create(&desc, &context), CLATTN_NO_DEVICE);
+    assert_non_null(strstr(error, "subgroup"));
+
+    static const char *const quirks[] = {"[a]\nquirks = no-subgroups\n", "[a]\ntier = portable\n"};
+    desc.variant = NULL;
+    for (int i = 0; i < 2; i++) {
+        file_write(quirks[i]);
+        said[0] = 0;
+        assert_int_equal(clattn_context_create(&desc, &context), CLATTN_SUCCESS);
+        assert_int_equal(clattn_context_device(context, &info), CLATTN_SUCCESS);
+        assert_string_equal(info.variants, "portable");
+        assert_null(strstr(said, "subgroup"));
+        clattn_context_release(context);
+    }
+    fake.extensions = NULL;
+}
+
 int main(void)
 {
+    setenv("CLATTN_CACHE_SIZE", "0", 1);
+    unsetenv("CLATTN_TIER");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sections),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_places),
-        cmocka_unit_test(test_log),
+        cmocka_unit_test(test_sections), cmocka_unit_test(test_errors),       cmocka_unit_test(test_places),
+        cmocka_unit_test(test_log),      cmocka_unit_test(test_failing_tier),
     };
     int failures = cmocka_run_group_tests_name("opencl_quirks", tests, NULL, NULL);
     unlink(path);

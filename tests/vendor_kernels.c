@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: MIT */
-/* Writes the programs that the library builds on a GPU of a vendor (its PCI number; 0 any) into a folder, for
- * compilers of devices that are not here: `NN-kernel.cl` and `NN-kernel.options`, a pair for every kernel and
- * set of options. Called by tests/vendors.sh. Every kernel of cl/ has to occur. */
+/* Writes the programs that the library builds on a GPU into a folder, for compilers of devices that are not
+ * here: `NN-kernel.cl` and `NN-kernel.options`, a pair for every kernel and set of options. Called by
+ * tests/vendors.sh:
+ *
+ *   vendor_kernels FOLDER VENDOR KIND LANES   VENDOR: its PCI number, 0 any; KIND and LANES: SG_KIND and SG of
+ *                                             cl/subgroup.cl
+ *
+ * Every kernel of cl/ has to occur. */
 
 #include "config.h"
 
 #include "fake_opencl.h"
 #include "lib/kernel_sources.h"
-#include "lib/opencl.h"
+#include "lib/opencl_subgroup.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -281,6 +286,24 @@ static void select_robust(clattn_context *context)
     }
 }
 
+/* ---- the subgroup tier ---- */
+
+static void subgroup_kernels(clattn_context *context, int kind, int lanes)
+{
+    struct opencl_options options = {""};
+    cl_kernel kernel = NULL;
+    struct opencl *state = opencl_of(context);
+    state->subgroup = (struct subgroup){kind, lanes};
+    subgroup_options(&options, &state->subgroup);
+    expect(
+        context, "canary",
+        opencl_kernel(context, SUBGROUP_FILES "canary_subgroup.cl", "canary_subgroup", options.text, &kernel));
+    if (kernel) clReleaseKernel(kernel);
+    attend_all(context);
+    select_all(context);
+    state->subgroup = (struct subgroup){0};
+}
+
 /* ---- all kernels ---- */
 
 /* Element masks come from neighborhoods alone. */
@@ -354,7 +377,7 @@ int main(int count, char **arguments)
 {
     clattn_context *context = NULL;
     clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
-    if (count != 3) return 2;
+    if (count != 5) return 2;
     folder = arguments[1];
     fake.vendor_id = (cl_uint)strtoul(arguments[2], NULL, 0);
     setenv("CLATTN_DENSE", "tiles", 1);
@@ -370,6 +393,7 @@ int main(int count, char **arguments)
     select_robust(context);
     small_kernels(context);
     masked_kernel(context);
+    subgroup_kernels(context, atoi(arguments[3]), atoi(arguments[4]));
     check_complete();
     clattn_context_release(context);
     for (int i = 0; i < seen_count; i++) {
