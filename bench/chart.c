@@ -34,8 +34,8 @@ const char *chart_colour(int number)
 
 int chart_shape(int number)
 {
-    static const int shapes[] = {7, 5, 9, 13, 11, 15, 6, 4, 8, 12};
-    return shapes[number % 10];
+    static const int shapes[] = {7, 5, 9, 13, 11, 15, 6, 4, 8, 12, 10, 14, 1, 2, 3};
+    return shapes[number % 15];
 }
 
 void chart_text(FILE *script, const char *text)

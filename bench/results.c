@@ -84,6 +84,34 @@ static int find_source(struct results *results, const struct result *row, int fi
     return results->source_count++;
 }
 
+/* Did both measure a case? */
+static bool coincide(const struct results *results, int a, int b)
+{
+    for (int r = 0; r < results->row_count; r++)
+        for (int n = 0; n < results->row_count && results->rows[r].source == a; n++)
+            if (results->rows[n].source == b && result_same_case(&results->rows[r], &results->rows[n]) &&
+                result_is_good(&results->rows[r]) && result_is_good(&results->rows[n]))
+                return true;
+    return false;
+}
+
+/* What was measured in pieces becomes one source: files of the same device and version that have no case in
+ * common. */
+static void join_sources(struct results *results)
+{
+    for (int a = 0; a < results->source_count; a++)
+        for (int b = a + 1; b < results->source_count; b++) {
+            struct result_source *sources = results->sources;
+            if (!same_source(sources[a].first, sources[b].first) || coincide(results, a, b)) continue;
+            for (int r = 0; r < results->row_count; r++) {
+                int *source = &results->rows[r].source;
+                *source = *source == b ? a : *source > b ? *source - 1 : *source;
+            }
+            memmove(&sources[b], &sources[b + 1], (size_t)(--results->source_count - b) * sizeof *sources);
+            b--;
+        }
+}
+
 /* "cpu: AMD EPYC 9654 (avx512)", "PoCL: AMD EPYC 9654": the platform stands for the backend. */
 static void name_source(struct result_source *source)
 {
@@ -197,6 +225,7 @@ int results_open(struct results *results, char *const *files, int count)
             row->source = find_source(results, row, f);
         }
     }
+    join_sources(results);
     name_sources(results);
     return STATUS_OK;
 }

@@ -20,7 +20,7 @@ struct result {
     int source;
 };
 
-/* Where rows come from: a device, driver and library version in a file. */
+/* Where rows come from: a device, driver and library version in a file, or in several that have no case in common. */
 struct result_source {
     int file;
     const struct result *first; /* a row of it */
@@ -46,7 +46,7 @@ void results_close(struct results *results);
 bool result_same_case(const struct result *a, const struct result *b);
 bool result_is_good(const struct result *row);
 
-/* The source's row of this case; NULL: it has none. */
+/* The source's row of this case, a good one if there is one; NULL: it has none. */
 const struct result *results_find(const struct results *results, int source, const struct result *wanted);
 
 /* ---- regressions ---- */

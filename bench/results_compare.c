@@ -45,10 +45,12 @@ bool result_is_good(const struct result *row)
 
 const struct result *results_find(const struct results *results, int source, const struct result *wanted)
 {
+    const struct result *found = NULL;
     for (int r = 0; r < results->row_count; r++)
-        if (results->rows[r].source == source && result_same_case(&results->rows[r], wanted))
-            return &results->rows[r];
-    return NULL;
+        if (results->rows[r].source == source && result_same_case(&results->rows[r], wanted) &&
+            (!found || (!result_is_good(found) && result_is_good(&results->rows[r]))))
+            found = &results->rows[r];
+    return found;
 }
 
 const struct result *results_baseline(const struct results *baseline, const struct result *now)

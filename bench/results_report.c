@@ -57,7 +57,8 @@ static void add_cell(struct table *table, const struct results *results, const s
     else if (!result_is_good(found))
         table_add(table, "%s", found->state);
     else if (first)
-        table_add(table, "%s  %.2fx", time_text(found->median, text), first->median / found->median);
+        table_add(table, "%s  %.*fx", time_text(found->median, text),
+                  first->median > 0.1 * found->median ? 2 : 4, first->median / found->median);
     else
         table_add(table, "%s", time_text(found->median, text));
 }

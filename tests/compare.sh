@@ -65,6 +65,24 @@ grep -q '^A  cpu: A "b" it.s (avx2), ' table || fail "$(cat table)"
 grep -q '^B  cpu: Alpha (avx2), 1.0, ' table || fail "versions do not tell sources apart: $(cat table)"
 grep -q '^forward pisa  *1024 .* wrong$' table || fail "$(cat table)"
 
+# What was measured in pieces is one source.
+backend=cpu device=Alpha library=1.0 comma=''
+{
+    echo '{"schema": "clattn-bench", "schema_version": 1, "rows": ['
+    row forward 'forward pisa' forward 1024 0.010
+    row selection-scaling flat select 16384 0 skipped
+    echo ']}'
+} > part1.json
+comma=''
+{
+    echo '{"schema": "clattn-bench", "schema_version": 1, "rows": ['
+    row selection-scaling flat select 16384 0.004
+    echo ']}'
+} > part2.json
+"$program" compare part1.json part2.json > table 2> stderr || fail "pieces: $(cat stderr)"
+grep -q '^B ' table && fail "pieces are two sources: $(cat table)"
+grep -q '^flat selection  *16384 .* 4.00 ms$' table || fail "pieces: $(cat table)"
+
 # ---- regressions
 # changed STATUS WORDS FILE OPTION...
 changed() {

@@ -83,6 +83,21 @@ while read -r line; do
         [ "$mode" = all ] || line="$line --backend cpu"
         run "$line" "$work/data"
         ;;
+    'clattn bench'*) # minutes, on devices that must compile first
+        if [ "$mode" != all ]; then
+            ./clattn info --json > /dev/null 2>&1 || continue # a build without JSON
+            line=$(echo "$line" | sed -e 's/--device all --budget 5m/--quick --backend cpu --suite forward,selection-scaling/')
+        fi
+        run "$line" "$work/data"
+        ;;
+    'clattn compare'*)
+        ./clattn info --json > /dev/null 2>&1 || continue
+        command -v gnuplot > /dev/null || line=$(echo "$line" | sed 's/ --charts [a-z]*//')
+        case $line in
+        *--baseline*) run "$line || [ \$? = 3 ]" "$work/data" ;; # two runs are never alike
+        *) run "$line" "$work/data" ;;
+        esac
+        ;;
     'clattn '*) run "$line" "$work/data" ;;
     'cc '*) run "$(echo "$line" | sed "s/ --libs/ --libs $static/")" "$work/data" ;;
     ./attention)
