@@ -23,6 +23,7 @@ static const struct {
     {"info", info_main, "show devices, instruction sets, caches and what was built in"},
     {"doctor", doctor_main, "look for what is wrong with this machine's drivers and cache"},
     {"run", run_main, "compute block-sparse attention over tensors in files"},
+    {"decode", decode_main, "play back decoding from files, and compare it with a prefill"},
     {"check", check_main, "compare every backend of this machine with the reference"},
     {"demo", demo_main, "run attention on the bundled sample with every backend"},
     {"pattern", pattern_main, "count and draw a static pattern"},

@@ -19,6 +19,7 @@ int info_main(int argc, char **argv);
 int doctor_main(int argc, char **argv);
 int run_main(int argc, char **argv);
 int check_main(int argc, char **argv);
+int decode_main(int argc, char **argv);
 int demo_main(int argc, char **argv);
 int pattern_main(int argc, char **argv);
 int bench_main(int argc, char **argv);

@@ -35,14 +35,17 @@ static clattn_pyramid pyramid_view(const struct decode_job *job, int64_t *number
     return view;
 }
 
-/* ---- one token a sequence ---- */
+/* ---- a few tokens a sequence ---- */
 
-enum { KEPT_LEAVES_MAX = 64 };
+/* Up to so many tokens of a sequence, on average, each attends with the logits of its selection; longer steps
+ * share tiles among tokens instead. */
+enum { SHORT_STEP = 8, KEPT_LEAVES_MAX = 64 };
 
 /* Memory of a thread. */
 struct decode_scratch {
     void *select, *forward;
     struct kept_logits kept;
+    double select_seconds, attend_seconds;
 };
 
 static bool scratch_new(const struct cpu_kernels *kernels, const struct select_job *select,
@@ -65,21 +68,25 @@ static void scratch_free(struct decode_scratch *scratch)
     free(scratch->kept.leaves);
 }
 
-/* Selects and attends for the only row of sequence s, with the heads of one key head. */
+/* Selects and attends for row i of sequence s, with the heads of one key head. */
 static void decode_row(const struct cpu_kernels *kernels, const struct select_job *select,
-                       const struct forward_job *forward, int64_t s, int32_t kv_head,
+                       const struct forward_job *forward, int64_t s, int64_t i, int32_t kv_head,
                        struct decode_scratch *scratch)
 {
     const struct problem *problem = select->problem;
     clattn_blocks *blocks = select->blocks;
-    int64_t list = problem->sequences[s].list_row * blocks->heads + kv_head;
+    int64_t list = (problem->sequences[s].list_row + i) * blocks->heads + kv_head;
     int32_t *indices = (int32_t *)blocks->indices.host + list * blocks->topk;
     int32_t *count = (int32_t *)blocks->counts.host + list;
     struct select_job job = *select;
     job.kept = &scratch->kept;
     scratch->kept.count = 0;
-    *count = kernels->select_row(&job, s, kv_head, 0, scratch->select, indices);
+    double start = seconds_now();
+    *count = kernels->select_row(&job, s, kv_head, i, scratch->select, indices);
+    double selected = seconds_now();
+    scratch->select_seconds += selected - start;
     struct forward_tile tile = {.sequence = &problem->sequences[s],
+                                .row = i,
                                 .rows = 1,
                                 .head = kv_head * problem->group,
                                 .heads = problem->group,
@@ -91,17 +98,19 @@ static void decode_row(const struct cpu_kernels *kernels, const struct select_jo
                                 .count_step = 1,
                                 .kept = &scratch->kept};
     kernels->forward_tile(forward, &tile, scratch->forward);
+    scratch->attend_seconds += seconds_now() - selected;
 }
 
-static clattn_status decode_rows(clattn_context *context, const struct select_job *select,
+static clattn_status decode_rows(clattn_context *context, clattn_cache *cache, const struct select_job *select,
                                  const struct forward_job *forward)
 {
     const struct cpu_kernels *kernels = cpu_kernels_of(context);
     int32_t kv_heads = select->problem->kv_heads;
-    int64_t units = select->problem->count * kv_heads;
-    int threads = (int)MIN(cpu_threads(context), units), failed = 0;
+    const struct problem *problem = select->problem;
+    int threads = (int)MIN(cpu_threads(context), problem->list_rows * kv_heads), failed = 0;
+    double select_seconds = 0, attend_seconds = 0;
     (void)threads;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(threads) reduction(+ : select_seconds, attend_seconds)
     {
         struct decode_scratch scratch;
         bool ready = scratch_new(kernels, select, forward, &scratch);
@@ -109,21 +118,34 @@ static clattn_status decode_rows(clattn_context *context, const struct select_jo
 #pragma omp atomic write
             failed = 1;
         }
+        for (int64_t s = 0; s < problem->count; s++) {
+            int64_t units = problem->sequences[s].q_len * kv_heads;
 #pragma omp for schedule(dynamic, 1) nowait
-        for (int64_t n = 0; n < units; n++)
-            if (ready) decode_row(kernels, select, forward, n / kv_heads, (int32_t)(n % kv_heads), &scratch);
+            for (int64_t n = 0; n < units; n++)
+                if (ready)
+                    decode_row(kernels, select, forward, s, n / kv_heads, (int32_t)(n % kv_heads), &scratch);
+        }
+        select_seconds = scratch.select_seconds;
+        attend_seconds = scratch.attend_seconds;
         scratch_free(&scratch);
     }
+    cache->select_seconds += select_seconds;
+    cache->attend_seconds += attend_seconds;
     return failed ? fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a step") : CLATTN_SUCCESS;
 }
 
 /* ---- any step ---- */
 
-static bool is_one_token_each(const struct problem *problem)
+static clattn_status decode_chunk(clattn_context *context, clattn_cache *cache, const struct select_job *select,
+                                  const struct forward_job *forward)
 {
-    for (int64_t s = 0; s < problem->count; s++)
-        if (problem->sequences[s].q_len != 1) return false;
-    return true;
+    double start = seconds_now();
+    clattn_status status = cpu_select(context, select);
+    double selected = seconds_now();
+    if (!status) status = cpu_forward(context, forward);
+    cache->select_seconds += selected - start;
+    cache->attend_seconds += seconds_now() - selected;
+    return status;
 }
 
 clattn_status cpu_decode(clattn_context *context, const struct decode_job *job)
@@ -147,13 +169,8 @@ clattn_status cpu_decode(clattn_context *context, const struct decode_job *job)
                                 .k = &keys,
                                 .pyramid = &pyramid,
                                 .blocks = job->blocks};
-    clattn_status status;
-    if (is_one_token_each(job->problem)) {
-        status = decode_rows(context, &select, &forward);
-    } else {
-        status = cpu_select(context, &select);
-        if (!status) status = cpu_forward(context, &forward);
-    }
+    bool is_short = job->problem->list_rows > 0 && job->problem->list_rows <= SHORT_STEP * job->problem->count;
+    clattn_status status = (is_short ? decode_rows : decode_chunk)(context, job->cache, &select, &forward);
     free(numbers);
     return status;
 }

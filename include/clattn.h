@@ -786,6 +786,7 @@ typedef struct clattn_cache_info {
     uint64_t tokens_appended;  /* since the cache was made ... */
     uint64_t nodes_updated;    /* ... pyramid nodes that were written for a key head, at all levels, ... */
     uint64_t rows_summed;      /* ... and keys of a head that were added to one */
+    double select_seconds, attend_seconds; /* of clattn_decode's threads, CPU contexts only; else 0 */
 } clattn_cache_info;
 
 CLATTN_API clattn_status clattn_cache_describe(const clattn_cache *cache, clattn_cache_info *info);

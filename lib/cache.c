@@ -225,7 +225,9 @@ clattn_status clattn_cache_describe(const clattn_cache *cache, clattn_cache_info
                               .pages_free = cache->free_count,
                               .tokens_appended = cache->tokens_appended,
                               .nodes_updated = cache->nodes_updated,
-                              .rows_summed = cache->rows_summed};
+                              .rows_summed = cache->rows_summed,
+                              .select_seconds = cache->select_seconds,
+                              .attend_seconds = cache->attend_seconds};
     memcpy(info, &full, MIN(size, sizeof full));
     return CLATTN_SUCCESS;
 }

@@ -51,6 +51,7 @@ struct clattn_cache {
 
     clattn_blocks *blocks; /* of the last step, when the caller did not want them */
     uint64_t tokens_appended, nodes_updated, rows_summed;
+    double select_seconds, attend_seconds;
     void *device; /* of the backend, released by cache_release; NULL at first */
 };
 

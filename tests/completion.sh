@@ -65,7 +65,8 @@ for name in $subcommands; do
             choices=$(tr '|' '\n' <<< "$argument" | sed '/^[A-Z]/d')
             same "$choices" "$name" "$option" ''
             same "$choices" "$name" "$option" =
-            [[ -z $choices ]] || same "${choices%%$'\n'*}" "$name" "$option" = "${choices%%$'\n'*}"
+            first=${choices%%$'\n'*}
+            [[ -z $choices ]] || same "$(grep -- "^$first" <<< "$choices")" "$name" "$option" = "$first"
             ;;
         esac
     done < "$WORK/options"

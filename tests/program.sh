@@ -67,7 +67,7 @@ grep -q '^  run ' stdout || fail 'help does not name run'
 run_clattn 0 --version
 grep -Eq '^clattn [0-9]+\.[0-9]+\.[0-9]+$' stdout || fail 'no version'
 run_clattn 2
-for name in info doctor run check demo pattern simulate bench; do
+for name in info doctor run decode check demo pattern simulate bench; do
     run_clattn 0 "$name" --help
     grep -q "^Usage: clattn $name" stdout || fail "$name --help has no usage line"
     cp stdout help
