@@ -21,7 +21,7 @@ const char *const chart_words[CHARTS + 1] = {"throughput", "roofline", "speedup"
 
 /* ---- canvas ---- */
 
-enum { TITLE = 50, PANEL_WIDTH = 360, PANEL_HEIGHT = 300, SINGLE_HEIGHT = 500, WIDTH_MIN = 900 };
+enum { TITLE = 50, PANEL_WIDTH = 360, PANEL_HEIGHT = 310, SINGLE_HEIGHT = 500, WIDTH_MIN = 900 };
 enum { LEGEND_ROW = 24, SOURCE_COLUMNS = 2, ENTRY_COLUMNS = 4 };
 
 /* Okabe and Ito's colours, which colour-blind people can tell apart; dark ones first. */
@@ -90,7 +90,7 @@ static void put_legend(struct canvas *canvas, int row, int column, int columns, 
     double y = (canvas->legend_rows - row) * LEGEND_ROW / (double)canvas->height;
     fprintf(canvas->script, "set label %d ", ++canvas->labels);
     chart_text(canvas->script, text);
-    fprintf(canvas->script, " at screen %.4f,%.4f left point pt %d ps 1 lc rgb '%s' offset 1.2,0\n", x, y,
+    fprintf(canvas->script, " at screen %.4f,%.4f left point pt %d ps point lc rgb '%s' offset 1.2,0\n", x, y,
             shape, chart_colour(colour));
 }
 
@@ -112,7 +112,7 @@ void canvas_begin(struct canvas *canvas, const char *terminal, const char *outpu
     /* The same picture: a PNG has one and a half pixels for each. */
     if (is_svg)
         fprintf(script,
-                "reset\nset terminal svg noenhanced dynamic size %d,%d font 'DejaVu Sans,Helvetica,14' "
+                "reset\nset terminal svg noenhanced dynamic size %d,%d font 'DejaVu Sans,Helvetica,13' "
                 "background 'white'\n",
                 canvas->width, canvas->height);
     else
@@ -120,13 +120,15 @@ void canvas_begin(struct canvas *canvas, const char *terminal, const char *outpu
                 "reset\nset terminal pngcairo noenhanced size %d,%d font 'DejaVu Sans,11' fontscale 1.5 "
                 "linewidth 1.5 pointscale 1.5 background 'white'\n",
                 canvas->width * 3 / 2, canvas->height * 3 / 2);
-    fputs("set encoding utf8\nset output ", script);
+    /* SVG's letters are in pixels and its points larger. */
+    canvas->panel_letters = is_svg ? 15 : 13;
+    fprintf(script, "point = %s\nset encoding utf8\nset output ", is_svg ? "0.7" : "1");
     chart_text(script, output);
     fputs("\nset multiplot title ", script);
     shape_text(canvas, text, sizeof text, title);
     chart_text(script, text);
-    fputs(" font ',16' offset 0,-0.2\nset border 3 lc rgb '#666666'\nset tics nomirror out textcolor rgb "
-          "'#333333'\n"
+    fprintf(script, " font ',%d' offset 0,-0.2\n", is_svg ? 18 : 16);
+    fputs("set border 3 lc rgb '#666666'\nset tics nomirror out textcolor rgb '#333333'\n"
           "set grid xtics ytics lc rgb '#dddddd' lt 1 lw 0.8\nunset key\nset datafile missing 'nan'\n",
           script);
     for (int s = 0; s < results->source_count; s++)
@@ -157,9 +159,10 @@ void canvas_panel(struct canvas *canvas, int number, const struct chart_panel *p
     fprintf(script, "set lmargin at screen %.4f\nset rmargin at screen %.4f\n", (left + 80) / width,
             (left + cell_x - 20) / width);
     fprintf(script, "set tmargin at screen %.4f\nset bmargin at screen %.4f\nset title ",
-            (top - (panel ? 34 : 12)) / height, (top - cell_y + 52) / height);
+            (top - (panel ? 34 : 12)) / height, (top - cell_y + 58) / height);
     chart_text(script, title);
-    fprintf(script, " font ',%d' offset 0,-0.5\nset ylabel ", strlen(title) > 40 ? 11 : 13);
+    fprintf(script, " font ',%d' offset 0,-0.5\nset ylabel ",
+            canvas->panel_letters - (strlen(title) > 40 ? 2 : 0));
     chart_text(script, y_label);
     fputs(" offset 0.5,0\n", script);
 }

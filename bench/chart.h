@@ -18,7 +18,8 @@ struct canvas {
     FILE *script;
     const struct results *results;
     int width, height, columns, rows, source_rows, legend_rows;
-    int labels; /* used so far */
+    int panel_letters; /* size of a panel's title */
+    int labels;        /* used so far */
 };
 
 /* Finds the panels: good rows of the results that `wanted` takes. Returns how many. */

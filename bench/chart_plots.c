@@ -53,7 +53,7 @@ static void plot_panel(const struct canvas *canvas, const struct chart_panel *pa
                     "%s$c%d using 1:3:4 with filledcurves fs transparent solid 0.15 noborder lc rgb '%s'",
                     comma, s, chart_colour(s));
         if (band && used[s] > 1) comma = ", ";
-        fprintf(script, "%s$c%d using 1:2 with linespoints lw 2 pt 7 ps 0.8 lc rgb '%s'", comma, s,
+        fprintf(script, "%s$c%d using 1:2 with linespoints lw 2 pt 7 ps 0.8 * point lc rgb '%s'", comma, s,
                 chart_colour(s));
         comma = ", ";
     }
@@ -190,7 +190,7 @@ static void plot_roofline(const struct canvas *canvas, int source, int name_coun
     for (int n = 0; n < name_count; n++) {
         int curve = source * name_count + n;
         if (curve >= POINTS_MAX || !used[curve]) continue;
-        fprintf(script, "%s$c%d with points pt %d ps 1 lc rgb '%s'", *comma, curve, chart_shape(n),
+        fprintf(script, "%s$c%d with points pt %d ps point lc rgb '%s'", *comma, curve, chart_shape(n),
                 chart_colour(source));
         *comma = ", ";
     }
@@ -266,7 +266,7 @@ static bool draw_crossover(struct canvas *canvas, const char *terminal, const ch
             for (int r = 0; r < results->row_count && !any; r++)
                 any = results->rows[r].source == s && chart_in_panel(&panels[p], &results->rows[r]);
             if (!any) continue;
-            fprintf(script, "%s$c%d with linespoints lw 2 pt %d ps 0.8 dt %d lc rgb '%s'", comma, c,
+            fprintf(script, "%s$c%d with linespoints lw 2 pt %d ps 0.8 * point dt %d lc rgb '%s'", comma, c,
                     is(panels[p].first->name, "flat") ? 6 : 7, is(panels[p].first->name, "flat") ? 2 : 1,
                     chart_colour(s));
             comma = ", ";
