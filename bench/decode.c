@@ -117,6 +117,7 @@ int decode_cache(struct decode *d, clattn_dtype dtype, clattn_cache **cache)
     desc.dtype = dtype;
     desc.leaf = d->select.leaf;
     desc.page_size = (int32_t)d->page_size;
+    desc.bounds = d->select.selector == CLATTN_SELECT_ROBUST;
     clattn_status status = clattn_cache_create(d->context, &desc, cache);
     if (status) device_error(d->context, status, "making the cache");
     return status == CLATTN_NO_DEVICE ? STATUS_NO_DEVICE : status ? STATUS_FAILED : STATUS_OK;
@@ -135,7 +136,7 @@ static int take_memory(struct decode *d)
     d->rows = malloc(rows * (size_t)(run->q_heads * run->dim_v) * sizeof *d->rows);
     d->out = malloc(all * (size_t)(run->q_heads * run->dim_v) * sizeof *d->out);
     d->step_seconds = malloc((size_t)d->tokens * sizeof *d->step_seconds);
-    bool has_lists = run->selector != CLATTN_SELECT_DENSE;
+    bool has_lists = d->select.selector != CLATTN_SELECT_DENSE;
     if (has_lists) d->lists = malloc(all * (size_t)(run->kv_heads * run->topk) * sizeof *d->lists);
     if (!d->sequences || !d->lens || !d->q || !d->k || !d->v || !d->rows || !d->out || !d->step_seconds ||
         (has_lists && !d->lists)) {

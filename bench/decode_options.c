@@ -27,6 +27,7 @@ static int check_options(struct decode *d)
     static const char names[RUN_INPUTS] = {'q', 'k', 'v'};
     static const int32_t leaves[] = {16, 32, 64, 128};
     struct run *run = &d->run;
+    char error[256];
     for (int i = 0; i < RUN_INPUTS; i++)
         if (!run->input_names[i])
             return program_usage("--%c FILE is missing; see 'clattn decode --help'", names[i]);
@@ -34,7 +35,11 @@ static int check_options(struct decode *d)
     if (d->page_size != 0 && d->page_size < 16) return program_usage("--page-size: 0 or 16 to 256 is needed");
     if (run->json && !report_available()) return STATUS_USAGE;
     d->select = (clattn_select_desc)CLATTN_SELECT_DESC_INIT;
-    d->select.selector = (clattn_selector)run->selector;
+    const char *text = run->selector_text;
+    int length = text ? selector_parse(text, &d->select, error, sizeof error) : 0;
+    if (length < 0) return program_usage("--selector: %s", error);
+    if (text && (length == 0 || text[length]))
+        return program_usage("--selector: '%s' is not one of " SELECTOR_NAMES, text);
     d->select.topk = (int32_t)run->topk;
     d->select.leaf = leaves[run->leaf];
     return device_choice_check(&run->choice);
@@ -61,8 +66,8 @@ bool decode_parse_options(struct decode *d, int argc, char **argv, int *status)
          NULL},
         {"dense", OPTION_FLAG, &d->dense, NULL, "time a token that attends to all keys, too", 0, 0, NULL},
         {"scale", OPTION_REAL, &run->scale, "S", "factor of q.k (default 1/sqrt(dim))", 0, 0, NULL},
-        {"selector", OPTION_CHOICE, &run->selector, NULL, "how leaves are chosen (default pisa)", 0, 0,
-         run_selectors},
+        {"selector", OPTION_TEXT, &run->selector_text, "WHICH",
+         "how leaves are chosen, as for 'clattn run', patterns excepted\n(default pisa)", 0, 0, NULL},
         {"leaf", OPTION_CHOICE, &run->leaf, NULL, "tokens in a leaf (default 64)", 0, 0, run_leaves},
         {"topk", OPTION_INTEGER, &run->topk, "K", "leaves for each query and key head (default 8)", 1,
          CLATTN_TOPK_MAX, NULL},

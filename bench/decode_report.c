@@ -23,6 +23,7 @@ static double quantile(const struct decode *d, double share)
 static int print_json(const struct decode *d)
 {
     const struct run *run = &d->run;
+    char text[128];
     report *root = report_object(), *sizes, *times, *memory, *check;
     report_text(root, "version", clattn_version());
     device_report(report_child(root, "device"), &run->device);
@@ -35,7 +36,7 @@ static int print_json(const struct decode *d)
     report_integer(sizes, "dim", run->dim);
     report_integer(sizes, "dim_v", run->dim_v);
     report_text(root, "dtype", d->is_int8 ? "int8" : element_name(run->files[RUN_Q].type));
-    report_text(root, "selector", run_selectors[run->selector]);
+    report_text(root, "selector", selector_text(&d->select, text, sizeof text));
     report_integer(root, "leaf", d->select.leaf);
     report_integer(root, "topk", d->select.topk);
     report_integer(root, "page_size", d->page_size);
@@ -70,12 +71,13 @@ static int print_json(const struct decode *d)
 static void print_text(const struct decode *d)
 {
     const struct run *run = &d->run;
+    char text[128];
     printf("device     %s: %s (%s)\n", backend_words[run->device.backend], run->device.name,
            run->device.variant);
     printf("sizes      %" PRId64 " sequences, %" PRId64 " tokens prefilled, %" PRId64 " decoded, %" PRId64
            " query heads, %" PRId64 " key heads, dim %" PRId64 ", dim_v %" PRId64 "\n",
            run->batch, d->prefill, d->tokens - d->prefill, run->q_heads, run->kv_heads, run->dim, run->dim_v);
-    printf("selection  %s", run_selectors[run->selector]);
+    printf("selection  %s", selector_text(&d->select, text, sizeof text));
     if (d->lists)
         printf(", at most %" PRId32 " of %" PRId64 " leaves of %" PRId32 " tokens", d->select.topk,
                (d->tokens + d->select.leaf - 1) / d->select.leaf, d->select.leaf);

@@ -52,8 +52,12 @@ decode 0 --tokens 20 --selector flat-mean --leaf 128 --topk 3
 told '^selection  flat-mean, at most 3 of 125 leaves of 128 tokens'
 
 refused '--prefill: 15872 to 16383 is needed' --prefill 100
+decode 0 --tokens 9 --selector robust:beam=16 --int8
+told '^selection  robust:beam=16' && told '0 of 9 lists differ$'
+
 refused '--page-size: 0 or 16 to 256 is needed' --page-size 7
 refused "'9' is not one of" --leaf 9
+refused "'local:1' is not one of" --selector local:1
 files="--q $sample/q.npy --k $sample/k.npy"
 refused '--v FILE is missing'
 files="--q $sample/k.npy --k $sample/q.npy --v $sample/q.npy"
