@@ -21,10 +21,18 @@ typedef void pyramid_leaf_function(const void *keys, clattn_dtype dtype, int64_t
 /* The mean of two neighbours; right NULL: left is alone. mean [dim]. */
 typedef void pyramid_join_function(const float *left, const float *right, int32_t dim, float *mean);
 
-/* One list: query row i of a sequence, one key head. indices [topk] receives ascending leaves padded by -1;
- * returns the count. scratch: select_scratch bytes of this thread, 64-byte aligned. */
-typedef int32_t select_row_function(const struct select_job *job, int64_t sequence, int32_t kv_head, int64_t i,
-                                    void *scratch, int32_t *indices);
+/* Where the lists of consecutive query rows of one key head go: list n at indices + n * index_step, its length
+ * at counts + n * count_step. */
+struct select_lists {
+    int32_t *indices, *counts;
+    int64_t index_step, count_step;
+};
+
+/* Lists of the query rows i .. i + rows - 1 of a sequence, for one key head. A list has topk entries, ascending
+ * leaves padded by -1. rows: at most select_rows_max. scratch: select_scratch bytes of this thread for as many
+ * rows, 64-byte aligned. A list does not depend on the rows that it is selected together with. */
+typedef void select_rows_function(const struct select_job *job, int64_t sequence, int32_t kv_head, int64_t i,
+                                  int32_t rows, void *scratch, const struct select_lists *lists);
 
 /* Logits that the selection of one list computed of whole leaves, for the attention that follows: it needs the
  * same ones. Only of groups that are one lane group (dot_simd.h), when there is room. */
@@ -68,8 +76,9 @@ struct cpu_kernels {
     const char *variant;
     pyramid_leaf_function *pyramid_leaf;
     pyramid_join_function *pyramid_join;
-    select_row_function *select_row;
-    size_t (*select_scratch)(const struct select_job *job);
+    select_rows_function *select_rows;
+    size_t (*select_scratch)(const struct select_job *job, int32_t rows);
+    int32_t (*select_rows_max)(const struct select_job *job); /* rows that are best selected together */
     forward_tile_function *forward_tile;
     size_t (*forward_scratch)(const struct forward_job *job, int32_t rows,
                               int32_t heads); /* of the largest tile */

@@ -53,7 +53,7 @@ static bool scratch_new(const struct cpu_kernels *kernels, const struct select_j
 {
     int64_t leaves = MIN(2 * (int64_t)select->select->topk, KEPT_LEAVES_MAX), leaf = select->select->leaf;
     *scratch = (struct decode_scratch){.kept.capacity = leaves};
-    scratch->select = cpu_scratch(kernels->select_scratch(select));
+    scratch->select = cpu_scratch(kernels->select_scratch(select, 1));
     scratch->forward = cpu_scratch(kernels->forward_scratch(forward, 1, select->problem->group));
     scratch->kept.logits = cpu_scratch((size_t)(leaves * leaf * KEPT_LANES_MAX) * sizeof(float));
     scratch->kept.leaves = cpu_scratch((size_t)leaves * sizeof(int64_t));
@@ -82,7 +82,8 @@ static void decode_row(const struct cpu_kernels *kernels, const struct select_jo
     job.kept = &scratch->kept;
     scratch->kept.count = 0;
     double start = seconds_now();
-    *count = kernels->select_row(&job, s, kv_head, i, scratch->select, indices);
+    kernels->select_rows(&job, s, kv_head, i, 1, scratch->select,
+                         &(struct select_lists){indices, count, blocks->topk, 1});
     double selected = seconds_now();
     scratch->select_seconds += selected - start;
     struct forward_tile tile = {.sequence = &problem->sequences[s],

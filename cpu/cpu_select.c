@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Selection driver: query rows of one sequence and key head in parallel. */
+/* Selection driver: runs of query rows of one sequence and key head in parallel. */
 
 #include "config.h"
 
@@ -7,15 +7,23 @@
 
 #include <stdlib.h>
 
+/* Few rows still give every thread some. */
+static int32_t rows_at_once(const struct cpu_kernels *kernels, const struct select_job *job, int threads)
+{
+    int64_t lists = 0;
+    for (int64_t s = 0; s < job->problem->count; s++)
+        lists += job->problem->sequences[s].q_len * job->problem->kv_heads;
+    return (int32_t)MAX(1, MIN(kernels->select_rows_max(job), ceil_div(lists, threads)));
+}
+
 clattn_status cpu_select(clattn_context *context, const struct select_job *job)
 {
     const struct cpu_kernels *kernels = cpu_kernels_of(context);
     const struct problem *problem = job->problem;
     clattn_blocks *blocks = job->blocks;
-    int32_t *indices = blocks->indices.host, *counts = blocks->counts.host;
     int threads = cpu_threads(context), failed = 0;
-    size_t bytes = kernels->select_scratch(job);
-    (void)threads;
+    int32_t most = rows_at_once(kernels, job, threads);
+    size_t bytes = kernels->select_scratch(job, most);
 
 #pragma omp parallel num_threads(threads)
     {
@@ -26,15 +34,17 @@ clattn_status cpu_select(clattn_context *context, const struct select_job *job)
         }
         for (int64_t s = 0; s < problem->count; s++) {
             const struct sequence *sequence = &problem->sequences[s];
-            int64_t lists = sequence->q_len * problem->kv_heads;
-#pragma omp for schedule(dynamic, 16) nowait
-            for (int64_t n = 0; n < lists; n++) {
-                int32_t kv_head = (int32_t)(n / sequence->q_len);
-                int64_t i = n % sequence->q_len;
-                int64_t list = (sequence->list_row + i) * blocks->heads + kv_head;
+            int64_t parts = ceil_div(sequence->q_len, most);
+#pragma omp for schedule(dynamic, 1) nowait
+            for (int64_t n = 0; n < parts * problem->kv_heads; n++) {
+                int32_t kv_head = (int32_t)(n / parts);
+                int64_t i = n % parts * most, list = (sequence->list_row + i) * blocks->heads + kv_head;
+                struct select_lists lists = {(int32_t *)blocks->indices.host + list * blocks->topk,
+                                             (int32_t *)blocks->counts.host + list,
+                                             (int64_t)blocks->heads * blocks->topk, blocks->heads};
                 if (scratch)
-                    counts[list] =
-                        kernels->select_row(job, s, kv_head, i, scratch, indices + list * blocks->topk);
+                    kernels->select_rows(job, s, kv_head, i, (int32_t)MIN(most, sequence->q_len - i), scratch,
+                                         &lists);
             }
         }
         free(scratch);

@@ -7,8 +7,9 @@ void cpu_install_avx2(struct cpu_kernels *kernels)
 {
     kernels->pyramid_leaf = pyramid_leaf_avx2;
     kernels->pyramid_join = pyramid_join_avx2;
-    kernels->select_row = select_row_avx2;
+    kernels->select_rows = select_rows_avx2;
     kernels->select_scratch = select_scratch_avx2;
+    kernels->select_rows_max = select_rows_max_avx2;
     kernels->forward_tile = forward_tile_avx2;
     kernels->forward_scratch = forward_scratch_avx2;
     kernels->backward_query = backward_query_avx2;

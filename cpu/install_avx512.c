@@ -7,8 +7,9 @@ void cpu_install_avx512(struct cpu_kernels *kernels)
 {
     kernels->pyramid_leaf = pyramid_leaf_avx512;
     kernels->pyramid_join = pyramid_join_avx512;
-    kernels->select_row = select_row_avx512;
+    kernels->select_rows = select_rows_avx512;
     kernels->select_scratch = select_scratch_avx512;
+    kernels->select_rows_max = select_rows_max_avx512;
     kernels->forward_tile = forward_tile_avx512;
     kernels->forward_scratch = forward_scratch_avx512;
     kernels->backward_query = backward_query_avx512;

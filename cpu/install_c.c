@@ -7,8 +7,9 @@ void cpu_install_c(struct cpu_kernels *kernels)
 {
     kernels->pyramid_leaf = pyramid_leaf_c;
     kernels->pyramid_join = pyramid_join_c;
-    kernels->select_row = select_row_c;
+    kernels->select_rows = select_rows_c;
     kernels->select_scratch = select_scratch_c;
+    kernels->select_rows_max = select_rows_max_c;
     kernels->forward_tile = forward_tile_c;
     kernels->forward_scratch = forward_scratch_c;
     kernels->backward_query = backward_query_c;

@@ -7,8 +7,9 @@ void cpu_install_ref(struct cpu_kernels *kernels)
 {
     kernels->pyramid_leaf = pyramid_leaf_ref;
     kernels->pyramid_join = pyramid_join_ref;
-    kernels->select_row = select_row_ref;
+    kernels->select_rows = select_rows_ref;
     kernels->select_scratch = select_scratch_ref;
+    kernels->select_rows_max = select_rows_max_ref;
     kernels->forward_tile = forward_tile_ref;
     kernels->forward_scratch = forward_scratch_ref;
     kernels->forward_rows = 1;

@@ -8,8 +8,9 @@
 
 pyramid_leaf_function pyramid_leaf_avx2;
 pyramid_join_function pyramid_join_avx2;
-select_row_function select_row_avx2;
-size_t select_scratch_avx2(const struct select_job *job);
+select_rows_function select_rows_avx2;
+size_t select_scratch_avx2(const struct select_job *job, int32_t rows);
+int32_t select_rows_max_avx2(const struct select_job *job);
 forward_tile_function forward_tile_avx2;
 size_t forward_scratch_avx2(const struct forward_job *job, int32_t rows, int32_t heads);
 backward_query_function backward_query_avx2;

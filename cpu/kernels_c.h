@@ -8,8 +8,9 @@
 
 pyramid_leaf_function pyramid_leaf_c;
 pyramid_join_function pyramid_join_c;
-select_row_function select_row_c;
-size_t select_scratch_c(const struct select_job *job);
+select_rows_function select_rows_c;
+size_t select_scratch_c(const struct select_job *job, int32_t rows);
+int32_t select_rows_max_c(const struct select_job *job);
 forward_tile_function forward_tile_c;
 size_t forward_scratch_c(const struct forward_job *job, int32_t rows, int32_t heads);
 backward_query_function backward_query_c;

@@ -10,8 +10,9 @@
 
 pyramid_leaf_function pyramid_leaf_ref;
 pyramid_join_function pyramid_join_ref;
-select_row_function select_row_ref;
-size_t select_scratch_ref(const struct select_job *job);
+select_rows_function select_rows_ref;
+size_t select_scratch_ref(const struct select_job *job, int32_t rows);
+int32_t select_rows_max_ref(const struct select_job *job);
 forward_tile_function forward_tile_ref;
 size_t forward_scratch_ref(const struct forward_job *job, int32_t rows, int32_t heads);
 clattn_status backward_ref(clattn_context *context, const struct backward_job *job);

@@ -6,13 +6,18 @@
 #include "kernels_avx512.h"
 #include "select_simd.h"
 
-size_t select_scratch_avx512(const struct select_job *job)
+size_t select_scratch_avx512(const struct select_job *job, int32_t rows)
 {
-    return select_scratch_simd(job);
+    return select_scratch_simd(job, rows);
 }
 
-int32_t select_row_avx512(const struct select_job *job, int64_t sequence, int32_t kv_head, int64_t i,
-                          void *scratch, int32_t *indices)
+int32_t select_rows_max_avx512(const struct select_job *job)
 {
-    return select_row_simd(job, sequence, kv_head, i, scratch, indices);
+    return select_rows_max_simd(job);
+}
+
+void select_rows_avx512(const struct select_job *job, int64_t sequence, int32_t kv_head, int64_t i,
+                        int32_t rows, void *scratch, const struct select_lists *lists)
+{
+    select_rows_simd(job, sequence, kv_head, i, rows, scratch, lists);
 }

@@ -168,13 +168,14 @@ static int64_t candidates_max(const struct select_job *job)
     return is_flat(job->select->selector) ? leaves : 2 * (int64_t)job->select->topk;
 }
 
-size_t select_scratch_ref(const struct select_job *job)
+size_t select_scratch_ref(const struct select_job *job, int32_t rows)
 {
+    (void)rows;
     return (size_t)candidates_max(job) * (sizeof(int64_t) + sizeof(double) + sizeof(bool));
 }
 
-int32_t select_row_ref(const struct select_job *job, int64_t s, int32_t kv_head, int64_t i, void *scratch,
-                       int32_t *indices)
+static int32_t select_row_ref(const struct select_job *job, int64_t s, int32_t kv_head, int64_t i,
+                              void *scratch, int32_t *indices)
 {
     const struct sequence *sequence = &job->problem->sequences[s];
     struct ref_walk walk = {.job = job,
@@ -230,4 +231,18 @@ int32_t select_row_ref(const struct select_job *job, int64_t s, int32_t kv_head,
     for (int64_t n = 0; n < count; n++)
         indices[n] = (int32_t)candidates[n];
     return (int32_t)count;
+}
+
+int32_t select_rows_max_ref(const struct select_job *job)
+{
+    (void)job;
+    return 16;
+}
+
+void select_rows_ref(const struct select_job *job, int64_t sequence, int32_t kv_head, int64_t i, int32_t rows,
+                     void *scratch, const struct select_lists *lists)
+{
+    for (int32_t n = 0; n < rows; n++)
+        lists->counts[n * lists->count_step] =
+            select_row_ref(job, sequence, kv_head, i + n, scratch, lists->indices + n * lists->index_step);
 }

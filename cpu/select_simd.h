@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Selection scores, vectorised: all heads of the group at once, as lanes.
+/* Selection, vectorised. Here the scores of one row, all heads of its group as lanes: for rows that stand
+ * alone, for robust selection, and for scores that are linear in the queries. Most selectors take many rows at
+ * once: select_batch_simd.h.
  *
  *   logit[c][h] = scale * q_h . child_c          for the children of a node: keys at level 1, else means
  *   score       = sum over h of  logsumexp_c | mean_c + variance_c / 2 | mean_c (see linear_scores)
@@ -286,20 +288,24 @@ static bool is_linear(clattn_selector selector)
     return selector == CLATTN_SELECT_PISA1 || selector == CLATTN_SELECT_FLAT_MEAN;
 }
 
-/* q [dim] becomes the sum of the group's queries. */
-static void linear_begin(const struct walk *walk)
+/* sum [dim]: of the queries of one row's group. */
+static void query_sum(const struct select_job *job, const struct sequence *sequence, int32_t kv_head,
+                      int64_t row, float *sum)
 {
-    const struct problem *problem = walk->job->problem;
-    const clattn_tensor *q = walk->job->q;
-    float values[256], *sum = score_state_of(walk).q;
+    const struct problem *problem = job->problem;
+    float values[256];
     memset(sum, 0, (size_t)problem->dim * sizeof *sum);
     for (int32_t h = 0; h < problem->group; h++) {
-        panel_to_float(tensor_row(q, walk->sequence->batch, walk->sequence->q_row + walk->row,
-                                  walk->kv_head * problem->group + h),
-                       q->dtype, 0, 1, problem->dim, values, 0);
+        panel_to_float(tensor_row(job->q, sequence->batch, sequence->q_row + row, kv_head * problem->group + h),
+                       job->q->dtype, 0, 1, problem->dim, values, 0);
         for (int32_t d = 0; d < problem->dim; d++)
             sum[d] += values[d];
     }
+}
+
+static void linear_begin(const struct walk *walk)
+{
+    query_sum(walk->job, walk->sequence, walk->kv_head, walk->row, score_state_of(walk).q);
 }
 
 static float linear_dot(const float *q, const float *mean, int32_t dim)
@@ -332,7 +338,29 @@ static void linear_scores(const struct walk *walk, int level, const int64_t *nod
     }
 }
 
+#include "select_levels_simd.h"
 #include "select_robust_simd.h"
+
+/* ---- rows one after the other, or many at once ---- */
+
+/* A single row that keeps its logits has nothing to share. */
+static bool in_batches(const struct select_job *job)
+{
+    return !job->kept && job->select->selector != CLATTN_SELECT_ROBUST &&
+           job->select->selector != CLATTN_SELECT_PISA1;
+}
+
+static size_t select_scratch_simd(const struct select_job *job, int32_t rows)
+{
+    struct batch batch = {0};
+    size_t row = select_walk_scratch(job) + score_bytes(job) + robust_bytes(job);
+    return in_batches(job) ? MAX(row, batch_layout(job, rows, NULL, &batch)) : row;
+}
+
+static int32_t select_rows_max_simd(const struct select_job *job)
+{
+    return in_batches(job) ? batch_rows(job) : 16;
+}
 
 static void select_begin(const struct walk *walk)
 {
@@ -344,17 +372,18 @@ static void select_begin(const struct walk *walk)
     if (walk->job->select->selector == CLATTN_SELECT_ROBUST) robust_begin(walk);
 }
 
-static size_t select_scratch_simd(const struct select_job *job)
-{
-    return select_walk_scratch(job) + score_bytes(job) + robust_bytes(job);
-}
-
-static int32_t select_row_simd(const struct select_job *job, int64_t s, int32_t kv_head, int64_t i,
-                               void *scratch, int32_t *indices)
+static void select_rows_simd(const struct select_job *job, int64_t s, int32_t kv_head, int64_t i, int32_t rows,
+                             void *scratch, const struct select_lists *lists)
 {
     clattn_selector selector = job->select->selector;
     select_score_function *score = selector == CLATTN_SELECT_ROBUST ? robust_scores
                                    : is_linear(selector)            ? linear_scores
                                                                     : score_nodes;
-    return select_walk(job, s, kv_head, i, select_begin, score, scratch, indices);
+    if (in_batches(job)) {
+        select_batch(job, s, kv_head, i, rows, scratch, lists);
+        return;
+    }
+    for (int32_t n = 0; n < rows; n++)
+        lists->counts[n * lists->count_step] = select_walk(job, s, kv_head, i + n, select_begin, score, scratch,
+                                                           lists->indices + n * lists->index_step);
 }

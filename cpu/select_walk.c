@@ -9,16 +9,6 @@
 
 #include <string.h>
 
-/* Candidates of one level, ascending, and what choosing among them needs. */
-struct candidates {
-    int64_t *node;   /* [max] */
-    int64_t *scored; /* [max] those that are not forced */
-    double *score;   /* [max] of scored */
-    int32_t *heap;   /* [room] indices into scored, the worst on top */
-    bool *keep;      /* [max] of scored */
-    int64_t count;
-};
-
 /* By priority the query's own leaf, those before it, then the first ones; at most topk in all. */
 static void forced_leaves(struct walk *walk)
 {
@@ -81,22 +71,40 @@ static void sift_down(const double *score, int32_t *heap, int32_t count, int32_t
     }
 }
 
-/* Marks the best `room` of `count` scores. */
-static void mark_best(const struct candidates *c, int32_t count, int32_t room)
+/* Few scores: each counts those that rank above it. No branch depends on a score, and all loops have one
+ * length. */
+static void mark_few(const double *score, int32_t count, int32_t room, bool *keep)
 {
-    memset(c->keep, 0, (size_t)count * sizeof *c->keep);
+    for (int32_t i = 0; i < count; i++) {
+        int32_t above = 0;
+        for (int32_t j = 0; j < count; j++)
+            above += (score[j] > score[i]) | ((score[j] == score[i]) & (j < i));
+        keep[i] = above < room;
+    }
+}
+
+/* Marks the best `room` of the scores. */
+static void mark_best(const struct walk *walk, int32_t room)
+{
+    enum { FEW = 24 };
+    int32_t count = (int32_t)walk->scored_count;
+    if (count <= FEW) {
+        mark_few(walk->score, count, room, walk->keep);
+        return;
+    }
+    memset(walk->keep, 0, (size_t)count * sizeof *walk->keep);
     if (room == 0) return;
     for (int32_t i = 0; i < room; i++)
-        c->heap[i] = i;
+        walk->heap[i] = i;
     for (int32_t i = room / 2 - 1; i >= 0; i--)
-        sift_down(c->score, c->heap, room, i);
+        sift_down(walk->score, walk->heap, room, i);
     for (int32_t i = room; i < count; i++)
-        if (is_worse(c->score, c->heap[0], i)) {
-            c->heap[0] = i;
-            sift_down(c->score, c->heap, room, 0);
+        if (is_worse(walk->score, walk->heap[0], i)) {
+            walk->heap[0] = i;
+            sift_down(walk->score, walk->heap, room, 0);
         }
     for (int32_t i = 0; i < room; i++)
-        c->keep[c->heap[i]] = true;
+        walk->keep[walk->heap[i]] = true;
 }
 
 /* Candidates that may be kept. */
@@ -108,45 +116,52 @@ static int32_t room_at(const struct walk *walk, int level, enum stage stage)
     return level > 1 ? MAX(select->beam, walk->topk) : walk->topk;
 }
 
-/* Keeps the forced candidates and the best of the rest, in ascending order. */
-static void keep_best(const struct walk *walk, int level, struct candidates *c,
-                      select_score_function *score_nodes)
+/* Finds the candidates that need a score, when not all may be kept. */
+static bool must_choose(struct walk *walk, int level, enum stage stage)
 {
-    int64_t scored = 0, kept = 0, next = 0;
-    for (int64_t i = 0; i < c->count; i++)
-        if (!is_forced(walk, level, c->node[i])) c->scored[scored++] = c->node[i];
-    score_nodes(walk, level, c->scored, scored, c->score);
-    mark_best(c, (int32_t)scored, room_at(walk, level, walk->stage) - (int32_t)(c->count - scored));
-    for (int64_t i = 0; i < c->count; i++) {
-        bool is_scored = next < scored && c->scored[next] == c->node[i];
-        if (!is_scored || c->keep[next]) c->node[kept++] = c->node[i];
+    walk->stage = stage;
+    if (walk->count <= room_at(walk, level, stage)) return false;
+    walk->scored_count = 0;
+    for (int64_t i = 0; i < walk->count; i++)
+        if (!is_forced(walk, level, walk->node[i])) walk->scored[walk->scored_count++] = walk->node[i];
+    return true;
+}
+
+/* Keeps the forced candidates and the best of the rest, in ascending order. */
+void walk_choose(struct walk *walk, int level)
+{
+    int64_t kept = 0, next = 0;
+    mark_best(walk, room_at(walk, level, walk->stage) - (int32_t)(walk->count - walk->scored_count));
+    for (int64_t i = 0; i < walk->count; i++) {
+        bool is_scored = next < walk->scored_count && walk->scored[next] == walk->node[i];
+        if (!is_scored || walk->keep[next]) walk->node[kept++] = walk->node[i];
         next += is_scored;
     }
-    c->count = kept;
+    walk->count = kept;
 }
 
 /* ---- the walk ---- */
 
 /* The existing children of the candidates, from the last to the first so that none is overwritten. */
-static void descend(struct candidates *c, int64_t nodes)
+static void descend(struct walk *walk, int64_t nodes)
 {
-    int64_t children = 2 * c->count;
-    for (int64_t p = c->count - 1; p >= 0; p--) {
-        c->node[2 * p + 1] = 2 * c->node[p] + 1;
-        c->node[2 * p] = 2 * c->node[p];
+    int64_t children = 2 * walk->count;
+    for (int64_t p = walk->count - 1; p >= 0; p--) {
+        walk->node[2 * p + 1] = 2 * walk->node[p] + 1;
+        walk->node[2 * p] = 2 * walk->node[p];
     }
-    while (children > 0 && c->node[children - 1] >= nodes)
+    while (children > 0 && walk->node[children - 1] >= nodes)
         children--;
-    c->count = children;
+    walk->count = children;
 }
 
-static void drop_ineligible(const struct walk *walk, int level, struct candidates *c)
+static void drop_ineligible(struct walk *walk, int level)
 {
     int64_t allowed = 0;
-    for (int64_t i = 0; i < c->count; i++)
-        if (is_eligible(walk, level, c->node[i]) || is_forced(walk, level, c->node[i]))
-            c->node[allowed++] = c->node[i];
-    c->count = allowed;
+    for (int64_t i = 0; i < walk->count; i++)
+        if (is_eligible(walk, level, walk->node[i]) || is_forced(walk, level, walk->node[i]))
+            walk->node[allowed++] = walk->node[i];
+    walk->count = allowed;
 }
 
 static bool is_flat(clattn_selector selector)
@@ -169,61 +184,77 @@ size_t select_walk_scratch(const struct select_job *job)
     return (bytes + 63) / 64 * 64;
 }
 
+void walk_begin(const struct select_job *job, int64_t s, int32_t kv_head, int64_t i, void *scratch,
+                struct walk *walk)
+{
+    const struct sequence *sequence = &job->problem->sequences[s];
+    bool bounds = job->pyramid && pyramid_has_bounds(job->pyramid);
+    int64_t max = candidates_max(job);
+    *walk = (struct walk){.job = job,
+                          .sequence = sequence,
+                          .means = job->pyramid ? pyramid_head(job->pyramid, s, kv_head) : NULL,
+                          .bounds = bounds ? pyramid_bounds_head(job->pyramid, s, kv_head) : NULL,
+                          .parts = bounds ? pyramid_parts_head(job->pyramid, s, kv_head) : NULL,
+                          .row = i,
+                          .seen = visible_keys(job->problem, sequence, i),
+                          .room = job->pyramid ? pyramid_room(job->pyramid, s) : 0,
+                          .kv_head = kv_head,
+                          .leaf = job->select->leaf,
+                          .topk = job->select->topk,
+                          .score_scratch = (char *)scratch + select_walk_scratch(job),
+                          .node = scratch};
+    walk->scored = walk->node + max;
+    walk->score = (double *)(walk->scored + max);
+    walk->heap = (int32_t *)(walk->score + max);
+    walk->keep = (bool *)(walk->heap + max);
+    if (walk->seen == 0) return;
+    forced_leaves(walk);
+    walk->top = 1;
+    while (!is_flat(job->select->selector) &&
+           level_nodes(walk->seen, walk->leaf, walk->top) > room_at(walk, walk->top, STAGE_LEVEL))
+        walk->top++;
+}
+
+bool walk_enter(struct walk *walk, int level)
+{
+    int64_t nodes = level_nodes(walk->seen, walk->leaf, level);
+    if (level == walk->top) {
+        walk->count = nodes;
+        for (int64_t n = 0; n < nodes; n++)
+            walk->node[n] = n;
+    } else {
+        descend(walk, nodes);
+    }
+    drop_ineligible(walk, level);
+    return must_choose(walk, level, STAGE_LEVEL);
+}
+
+int32_t walk_end(const struct walk *walk, int32_t *indices)
+{
+    int32_t count = walk->top ? (int32_t)walk->count : 0;
+    for (int32_t n = 0; n < walk->topk; n++)
+        indices[n] = n < count ? (int32_t)walk->node[n] : -1;
+    return count;
+}
+
 int32_t select_walk(const struct select_job *job, int64_t s, int32_t kv_head, int64_t i,
                     void (*begin)(const struct walk *walk), select_score_function *score_nodes, void *scratch,
                     int32_t *indices)
 {
-    const struct sequence *sequence = &job->problem->sequences[s];
-    struct walk walk = {.job = job,
-                        .sequence = sequence,
-                        .means = job->pyramid ? pyramid_head(job->pyramid, s, kv_head) : NULL,
-                        .bounds = job->pyramid && pyramid_has_bounds(job->pyramid)
-                                      ? pyramid_bounds_head(job->pyramid, s, kv_head)
-                                      : NULL,
-                        .parts = job->pyramid && pyramid_has_bounds(job->pyramid)
-                                     ? pyramid_parts_head(job->pyramid, s, kv_head)
-                                     : NULL,
-                        .row = i,
-                        .seen = visible_keys(job->problem, sequence, i),
-                        .room = job->pyramid ? pyramid_room(job->pyramid, s) : 0,
-                        .kv_head = kv_head,
-                        .leaf = job->select->leaf,
-                        .topk = job->select->topk,
-                        .score_scratch = (char *)scratch + select_walk_scratch(job)};
-    int64_t max = candidates_max(job);
-    struct candidates c = {.node = scratch};
-    c.scored = c.node + max;
-    c.score = (double *)(c.scored + max);
-    c.heap = (int32_t *)(c.score + max);
-    c.keep = (bool *)(c.heap + max);
-
-    for (int32_t n = 0; n < walk.topk; n++)
-        indices[n] = -1;
-    if (walk.seen == 0) return 0;
-    forced_leaves(&walk);
-
-    int top = 1;
-    while (!is_flat(job->select->selector) &&
-           level_nodes(walk.seen, walk.leaf, top) > room_at(&walk, top, STAGE_LEVEL))
-        top++;
-    c.count = level_nodes(walk.seen, walk.leaf, top);
-    for (int64_t n = 0; n < c.count; n++)
-        c.node[n] = n;
-    bool begun = false;
-    for (int level = top; level >= 1; level--) {
-        if (level < top) descend(&c, level_nodes(walk.seen, walk.leaf, level));
-        drop_ineligible(&walk, level, &c);
-        bool robust = job->select->selector == CLATTN_SELECT_ROBUST;
-        for (int stage = robust && level == 1 && job->select->prefilter > 0 ? STAGE_PREFILTER : STAGE_LEVEL;
-             stage >= STAGE_LEVEL; stage--) {
-            walk.stage = (enum stage)stage;
-            if (c.count <= room_at(&walk, level, walk.stage)) continue;
+    struct walk walk;
+    bool begun = false,
+         prefilters = job->select->selector == CLATTN_SELECT_ROBUST && job->select->prefilter > 0;
+    walk_begin(job, s, kv_head, i, scratch, &walk);
+    for (int level = walk.top; level >= 1; level--) {
+        walk_enter(&walk, level);
+        for (int stage = prefilters && level == 1 ? STAGE_PREFILTER : STAGE_LEVEL; stage >= STAGE_LEVEL;
+             stage--) {
+            if (!must_choose(&walk, level, (enum stage)stage)) continue;
             if (!begun) begin(&walk);
             begun = true;
-            keep_best(&walk, level, &c, score_nodes);
+            score_nodes(&walk, level, walk.scored, walk.scored_count, walk.score);
+            walk_choose(&walk, level);
         }
     }
-    for (int64_t n = 0; n < c.count; n++)
-        indices[n] = (int32_t)c.node[n];
-    return (int32_t)c.count;
+    return walk_end(&walk, indices);
 }

@@ -23,6 +23,15 @@ struct walk {
     int64_t last_first, last_end; /* forced leaves: [last_first, last_end) up to the query's own ... */
     int64_t first_end;            /* ... and [0, first_end) */
     void *score_scratch;          /* of the variant */
+
+    /* Candidates of the current level, ascending, and what choosing among them needs. */
+    int top;         /* level where the walk starts; 0: the query sees nothing */
+    int64_t *node;   /* [max] */
+    int64_t *scored; /* [max] those that are not forced */
+    double *score;   /* [max] of scored */
+    int32_t *heap;   /* [room] indices into scored, the worst on top */
+    bool *keep;      /* [max] of scored */
+    int64_t count, scored_count;
 };
 
 /* What is scored at a level: node n has the rows n * width .. n * width + width - 1 below `rows`. */
@@ -43,7 +52,7 @@ typedef void select_score_function(const struct walk *walk, int level, const int
 /* Robust selection: one head's score of a node by statistics, where the vectorised one is NaN. */
 double robust_score_exact(const struct walk *walk, int32_t head, int level, int64_t node);
 
-/* Bytes that select_walk needs, a multiple of 64; score_scratch begins there. */
+/* Bytes that one walk needs, a multiple of 64; score_scratch begins there. */
 size_t select_walk_scratch(const struct select_job *job);
 
 /* As select_row_function, with the variant's scores and `scratch` of select_walk_scratch bytes.
@@ -52,5 +61,17 @@ size_t select_walk_scratch(const struct select_job *job);
 int32_t select_walk(const struct select_job *job, int64_t s, int32_t kv_head, int64_t i,
                     void (*begin)(const struct walk *walk), select_score_function *score_nodes, void *scratch,
                     int32_t *indices);
+
+/* The steps of select_walk, for those who take many rows through one level after the other:
+ *
+ *     walk_begin;  for level = top .. 1: if (walk_enter) { fill score [scored_count]; walk_choose }  walk_end
+ *
+ * walk_enter goes to `level` and says whether there are more candidates than may be kept; then scored
+ * [scored_count] are the nodes whose scores walk_choose needs. */
+void walk_begin(const struct select_job *job, int64_t s, int32_t kv_head, int64_t i, void *scratch,
+                struct walk *walk);
+bool walk_enter(struct walk *walk, int level);
+void walk_choose(struct walk *walk, int level);
+int32_t walk_end(const struct walk *walk, int32_t *indices); /* fills indices [topk], returns their number */
 
 #endif

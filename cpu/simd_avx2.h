@@ -10,6 +10,7 @@
 
 /* 6 x 16 floats of sums, 2 vectors and a broadcast fill the 16 registers. */
 enum { WIDTH = 8, DOT_ROWS_1 = 12, DOT_ROWS_2 = 6, PV_ROWS = 6 };
+#define SIMD_PAIRS_6
 
 typedef __m256 vec;
 
@@ -90,6 +91,12 @@ static inline vec vec_scale_exponent(vec a, vec n)
     return _mm256_mul_ps(_mm256_mul_ps(a, first), rest);
 }
 
+static inline vec vec_scale_near(vec a, vec n)
+{
+    __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), shift));
+}
+
 static inline vec vec_load_bfloat16(const uint16_t *p)
 {
     __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
@@ -132,7 +139,24 @@ static inline void vec_add_to_double(double *sum, vec a)
     _mm256_storeu_pd(sum + 4, _mm256_add_pd(_mm256_loadu_pd(sum + 4), high));
 }
 
-/* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them. */
+static inline double vec_total(vec a)
+{
+    __m256d four =
+        _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(a)), _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1)));
+    __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+
+static inline double vec_product(vec a)
+{
+    __m256d four =
+        _mm256_mul_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(a)), _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1)));
+    __m128d two = _mm_mul_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_mul_sd(two, _mm_unpackhi_pd(two, two)));
+}
+
+/* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them.
+ */
 static inline void prefetch_line(const void *p)
 {
     _mm_prefetch((const char *)p, _MM_HINT_T1);

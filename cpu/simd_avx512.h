@@ -11,6 +11,8 @@
 /* 24 or 16 vectors of sums of the 32 registers; broadcasts are operands in memory. */
 enum { WIDTH = 16, DOT_ROWS_1 = 16, DOT_ROWS_2 = 12, PV_ROWS = 8 };
 #define SIMD_PV_ROWS_8
+#define SIMD_PAIRS_6
+#define SIMD_PAIRS_8
 
 typedef __m512 vec;
 
@@ -84,6 +86,11 @@ static inline vec vec_scale_exponent(vec a, vec n)
     return _mm512_scalef_ps(a, n);
 }
 
+static inline vec vec_scale_near(vec a, vec n)
+{
+    return _mm512_scalef_ps(a, n);
+}
+
 static inline vec vec_load_bfloat16(const uint16_t *p)
 {
     __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
@@ -123,7 +130,20 @@ static inline void vec_add_to_double(double *sum, vec a)
     _mm512_storeu_pd(sum + 8, _mm512_add_pd(_mm512_loadu_pd(sum + 8), _mm512_cvtps_pd(high)));
 }
 
-/* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them. */
+static inline double vec_total(vec a)
+{
+    return _mm512_reduce_add_pd(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(a)),
+                                              _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1))));
+}
+
+static inline double vec_product(vec a)
+{
+    return _mm512_reduce_mul_pd(_mm512_mul_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(a)),
+                                              _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1))));
+}
+
+/* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them.
+ */
 static inline void prefetch_line(const void *p)
 {
     _mm_prefetch((const char *)p, _MM_HINT_T1);

@@ -105,6 +105,12 @@ static inline vec vec_scale_exponent(vec a, vec n)
     return a * (vec)((half + 127) << 23) * (vec)((rest + 127) << 23);
 }
 
+/* a * 2^n where neither a nor the result is subnormal or infinite, |n| < 127. */
+static inline vec vec_scale_near(vec a, vec n)
+{
+    return (vec)((vec_int)a + (__builtin_convertvector(n, vec_int) << 23));
+}
+
 static inline vec vec_load_bfloat16(const uint16_t *p)
 {
     vec_half half;
@@ -147,7 +153,19 @@ static inline void vec_add_to_double(double *sum, vec a)
         sum[i] += (double)a[i];
 }
 
-/* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them. */
+/* Sum and product of all lanes, in double. */
+static inline double vec_total(vec a)
+{
+    return ((double)a[0] + (double)a[1]) + ((double)a[2] + (double)a[3]);
+}
+
+static inline double vec_product(vec a)
+{
+    return ((double)a[0] * (double)a[1]) * ((double)a[2] * (double)a[3]);
+}
+
+/* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them.
+ */
 static inline void prefetch_line(const void *p)
 {
     __builtin_prefetch(p, 0, 2);

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: MIT */
+/* Selection of many query rows at once, level by level, so that a leaf is read once for all rows that score it.
+ *
+ *   logit[c][h] = scale * q_h . child_c          for the children of a node: keys at level 1, else means
+ *   score       = sum over h of  logsumexp_c | mean_c + variance_c / 2
+ *
+ * Inner levels, row by row: the rows have their own candidates, pairs of means that lie anywhere (dot_pairs).
+ * Level 1, leaf by leaf: the visits (row, leaf) are sorted by leaf. A visit's logits are [key][head] and go
+ * straight into its score. Small groups stand side by side in the lanes, several rows at once.
+ * Flat mean: rows as lanes, every node for all of them.
+ *
+ * What a row's score is does not depend on who shares its lanes: each lane is summed up for itself.
+ *
+ * Here the batch's memory and its packed queries; the levels are in select_levels_simd.h. Included by
+ * select_simd.h; mirrors select_ref.c. */
+
+#include "dot_vectors_simd.h"
+
+enum {
+    BATCH_ROWS = 256,
+    BATCH_QUERY_BYTES = 2 << 20, /* of packed queries, which are read again and again: a share of the cache */
+    BATCH_WALK_BYTES = 16 << 20
+};
+
+/* Row `row` of the batch scores `node`, and the score belongs to entry `slot` of its walk. */
+struct visit {
+    int32_t node, row, slot;
+};
+
+struct batch {
+    const struct select_job *job;
+    const struct sequence *sequence;
+    int64_t row; /* first query row */
+    int32_t kv_head, rows;
+    int32_t vectors;   /* of a row's heads */
+    int32_t together;  /* rows whose heads stand side by side in VECTORS_MAX vectors; 1: each alone */
+    int64_t q_floats;  /* of a row */
+    struct walk *walk; /* [rows] */
+    char *walk_memory; /* [rows][select_walk_scratch] */
+    float *q;          /* [rows][vector][dim][WIDTH]; flat mean: [lane group of rows][dim][lanes] */
+    float *joined;     /* [VECTORS_MAX][dim][WIDTH] heads of several rows */
+    float *logits;     /* [vector][RUN_ROWS][WIDTH]; flat mean: [lane group][RUN_ROWS][lanes] */
+    float *leaf;       /* [RUN_ROWS][packed_stride(dim)] keys of a leaf as float32 */
+    struct visit *visits, *unsorted; /* of level 1; flat: those of one leaf */
+    int64_t *cursor;                 /* [rows] flat: next entry of each row */
+};
+
+static bool is_flat_mean(const struct select_job *job)
+{
+    return job->select->selector == CLATTN_SELECT_FLAT_MEAN;
+}
+
+/* Cuts the scratch memory; returns its size. scratch NULL: only the size. */
+static size_t batch_layout(const struct select_job *job, int64_t rows, void *scratch, struct batch *batch)
+{
+    const struct problem *problem = job->problem;
+    bool flat_mean = is_flat_mean(job), flat = job->select->selector == CLATTN_SELECT_FLAT_LSE;
+    int64_t dim = problem->dim, key = packed_stride((int32_t)dim);
+    int64_t lanes = flat_mean ? round_up(rows, LANES_MAX) : VECTORS_MAX * WIDTH;
+    int64_t visits = flat_mean ? 0 : flat ? rows : rows * 2 * job->select->topk;
+    batch->vectors = (int32_t)ceil_div(problem->group, WIDTH);
+    batch->together = problem->group % WIDTH ? MAX(1, VECTORS_MAX * WIDTH / problem->group) : 1;
+    batch->q_floats = dim * (flat_mean ? 1 : batch->vectors * WIDTH);
+    const struct {
+        void *part;
+        int64_t bytes;
+    } parts[] = {
+        {&batch->walk, rows * (int64_t)sizeof(struct walk)},
+        {&batch->walk_memory, rows * (int64_t)select_walk_scratch(job)},
+        {&batch->q, round_up(rows, flat_mean ? LANES_MAX : 1) * batch->q_floats * (int64_t)sizeof(float)},
+        {&batch->joined, dim * VECTORS_MAX * WIDTH * (int64_t)sizeof(float)},
+        {&batch->logits, lanes * RUN_ROWS * (int64_t)sizeof(float)},
+        {&batch->leaf, RUN_ROWS * key * (int64_t)sizeof(float)},
+        {&batch->visits, visits * (int64_t)sizeof(struct visit)},
+        {&batch->unsorted, visits * (int64_t)sizeof(struct visit)},
+        {&batch->cursor, rows * (int64_t)sizeof(int64_t)},
+    };
+    size_t used = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (scratch) *(void **)parts[i].part = (char *)scratch + used;
+        used += (size_t)round_up(parts[i].bytes, 64);
+    }
+    return used;
+}
+
+static int32_t batch_rows(const struct select_job *job)
+{
+    struct batch batch = {0};
+    batch_layout(job, 1, NULL, &batch);
+    int64_t query = batch.q_floats * (int64_t)sizeof(float), walk = (int64_t)select_walk_scratch(job);
+    return (int32_t)MAX(1, MIN(MIN(BATCH_QUERY_BYTES / query, BATCH_WALK_BYTES / walk), BATCH_ROWS));
+}
+
+/* ---- the queries ---- */
+
+typedef float quad __attribute__((vector_size(16)));
+
+#if defined(__clang__)
+#define QUAD_SHUFFLE(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
+#else
+#define QUAD_SHUFFLE(A, B, ...) __builtin_shuffle(A, B, (int32_t __attribute__((vector_size(16)))){__VA_ARGS__})
+#endif
+
+/* to [d][WIDTH] = from [4][from_stride] for four d. */
+static inline void transpose_quads(const float *from, int64_t from_stride, float *to)
+{
+    quad row[4], half[4];
+    for (int h = 0; h < 4; h++)
+        memcpy(&row[h], from + h * from_stride, sizeof row[h]);
+    half[0] = QUAD_SHUFFLE(row[0], row[1], 0, 4, 1, 5);
+    half[1] = QUAD_SHUFFLE(row[2], row[3], 0, 4, 1, 5);
+    half[2] = QUAD_SHUFFLE(row[0], row[1], 2, 6, 3, 7);
+    half[3] = QUAD_SHUFFLE(row[2], row[3], 2, 6, 3, 7);
+    row[0] = QUAD_SHUFFLE(half[0], half[1], 0, 1, 4, 5);
+    row[1] = QUAD_SHUFFLE(half[0], half[1], 2, 3, 6, 7);
+    row[2] = QUAD_SHUFFLE(half[2], half[3], 0, 1, 4, 5);
+    row[3] = QUAD_SHUFFLE(half[2], half[3], 2, 3, 6, 7);
+    for (int d = 0; d < 4; d++)
+        memcpy(to + d * WIDTH, &row[d], sizeof row[d]);
+}
+
+/* to [dim][WIDTH] = heads as lanes; lanes without a head are zero. */
+static void pack_heads(const struct batch *batch, int32_t r, int32_t first, float *to)
+{
+    const struct problem *problem = batch->job->problem;
+    const clattn_tensor *q = batch->job->q;
+    int32_t dim = problem->dim, heads = MIN(WIDTH, problem->group - first), d = 0;
+    float rows[WIDTH][256 + 16]; /* rows that are not a power of two apart */
+    for (int32_t h = 0; h < heads; h++)
+        panel_to_float(tensor_row(q, batch->sequence->batch, batch->sequence->q_row + batch->row + r,
+                                  batch->kv_head * problem->group + first + h),
+                       q->dtype, 0, 1, dim, rows[h], 0);
+    for (int32_t h = heads; h < WIDTH; h++)
+        memset(rows[h], 0, (size_t)dim * sizeof(float));
+    for (; d + 4 <= dim; d += 4)
+        for (int32_t h = 0; h < WIDTH; h += 4)
+            transpose_quads(&rows[h][d], 256 + 16, to + (int64_t)d * WIDTH + h);
+    for (; d < dim; d++)
+        for (int32_t h = 0; h < WIDTH; h++)
+            to[(int64_t)d * WIDTH + h] = rows[h][d];
+}
+
+static void prefetch_queries(const struct batch *batch, int32_t r)
+{
+    const struct problem *problem = batch->job->problem;
+    const clattn_tensor *q = batch->job->q;
+    struct rows rows = {tensor_row(q, batch->sequence->batch, batch->sequence->q_row + batch->row + r,
+                                   batch->kv_head * problem->group),
+                        q->dtype,
+                        q->head_stride,
+                        problem->group,
+                        problem->dim,
+                        NULL};
+    prefetch_lines(&rows, 0, row_lines(&rows));
+}
+
+static void batch_queries(const struct batch *batch)
+{
+    for (int32_t r = 0; r < batch->rows; r++) {
+        if (r + 1 < batch->rows) prefetch_queries(batch, r + 1);
+        for (int32_t v = 0; v < batch->vectors; v++)
+            pack_heads(batch, r, v * WIDTH,
+                       batch->q + r * batch->q_floats + (int64_t)v * batch->job->problem->dim * WIDTH);
+    }
+}
+
+/* The sum of the group's queries of each row, rows as lanes. */
+static void batch_query_sums(const struct batch *batch)
+{
+    const struct problem *problem = batch->job->problem;
+    float sum[256];
+    for (int32_t r = 0; r < batch->rows; r++) {
+        int32_t first = r / LANES_MAX * LANES_MAX;
+        int64_t lanes = lane_vectors(batch->rows - first) * WIDTH;
+        float *group = batch->q + (int64_t)first * problem->dim;
+        if (r == first) query_pad(problem->dim, group, lanes, 0);
+        query_sum(batch->job, batch->sequence, batch->kv_head, batch->row + r, sum);
+        query_pack(sum, CLATTN_FLOAT32, problem->dim, group, lanes, r - first);
+    }
+}
