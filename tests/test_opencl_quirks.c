@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -172,13 +174,67 @@ static void test_failing_tier(void **state)
     fake.extensions = NULL;
 }
 
+#ifdef HAVE_XXHASH
+static void die(const char *kernel, const char *source, const char *options)
+{
+    (void)source, (void)options;
+    if (strcmp(kernel, "canary_subgroup") == 0) _exit(3); /* what a crash of the compiler does */
+}
+
+/* A tier whose trial took the process with it is left alone by the next one, and by those after it. */
+static void test_crashing_tier(void **state)
+{
+    (void)state;
+    char folder[] = "tests/cache/trial";
+    clattn_context *context = NULL;
+    clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
+    clattn_device_info info = {.size = sizeof info};
+    int result = -1;
+    mkdir(folder, 0700);
+    setenv("CLATTN_CACHE_DIR", folder, 1);
+    unsetenv("CLATTN_CACHE_SIZE");
+    fake.extensions = "cl_intel_subgroups cl_intel_required_subgroup_size";
+    file_write("");
+    desc.backend = CLATTN_BACKEND_OPENCL;
+    desc.log = log_keep;
+    desc.log_level = CLATTN_LOG_WARNING;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        fake.on_kernel = die;
+        clattn_context_create(&desc, &context);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &result, 0), child);
+    assert_true(WIFEXITED(result) && WEXITSTATUS(result) == 3);
+    for (int i = 0; i < 2; i++) {
+        said[0] = 0;
+        assert_int_equal(clattn_context_create(&desc, &context), CLATTN_SUCCESS);
+        assert_int_equal(clattn_context_device(context, &info), CLATTN_SUCCESS);
+        assert_string_equal(info.variant, "portable");
+        assert_non_null(strstr(said, "tier subgroup is not used"));
+        assert_non_null(strstr(said, "ended while it tried the tier"));
+        clattn_context_release(context);
+    }
+    fake.extensions = NULL;
+    setenv("CLATTN_CACHE_SIZE", "0", 1);
+    assert_int_equal(system("rm -rf tests/cache/trial"), 0);
+}
+#endif
+
 int main(void)
 {
     setenv("CLATTN_CACHE_SIZE", "0", 1);
     unsetenv("CLATTN_TIER");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sections), cmocka_unit_test(test_errors),       cmocka_unit_test(test_places),
-        cmocka_unit_test(test_log),      cmocka_unit_test(test_failing_tier),
+        cmocka_unit_test(test_sections),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_places),
+        cmocka_unit_test(test_log),
+        cmocka_unit_test(test_failing_tier),
+#ifdef HAVE_XXHASH
+        cmocka_unit_test(test_crashing_tier),
+#endif
     };
     int failures = cmocka_run_group_tests_name("opencl_quirks", tests, NULL, NULL);
     unlink(path);

@@ -3,8 +3,9 @@
  * here: `NN-kernel.cl` and `NN-kernel.options`, a pair for every kernel and set of options. Called by
  * tests/vendors.sh:
  *
- *   vendor_kernels FOLDER VENDOR KIND LANES   VENDOR: its PCI number, 0 any; KIND and LANES: SG_KIND and SG of
- *                                             cl/subgroup.cl
+ *   vendor_kernels FOLDER VENDOR KIND LANES MATRIX [OPTIONS]
+ *       VENDOR: its PCI number, 0 any; KIND and LANES: SG_KIND and SG of cl/subgroup.cl; MATRIX: the form of
+ * the matrix tier (cl/mma_portable.cl), with build options of its own
  *
  * Every kernel of cl/ has to occur. */
 
@@ -304,6 +305,19 @@ static void subgroup_kernels(clattn_context *context, int kind, int lanes)
     state->subgroup = (struct subgroup){0};
 }
 
+/* The four verbs of a form of the matrix tier, for both types. */
+static void matrix_kernels(clattn_context *context, const char *form, const char *more)
+{
+    char files[128], options[128];
+    cl_kernel kernel = NULL;
+    snprintf(files, sizeof files, "common.cl+%s+canary_matrix.cl", form);
+    for (int half = 0; half < 2; half++) {
+        snprintf(options, sizeof options, "-DHALF=%d -DDEPTH=64 %s", half, more);
+        expect(context, form, opencl_kernel(context, files, "canary_matrix", options, &kernel));
+        if (kernel) clReleaseKernel(kernel);
+    }
+}
+
 /* ---- all kernels ---- */
 
 /* Element masks come from neighborhoods alone. */
@@ -377,7 +391,7 @@ int main(int count, char **arguments)
 {
     clattn_context *context = NULL;
     clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
-    if (count != 5) return 2;
+    if (count < 6) return 2;
     folder = arguments[1];
     fake.vendor_id = (cl_uint)strtoul(arguments[2], NULL, 0);
     setenv("CLATTN_DENSE", "tiles", 1);
@@ -394,6 +408,7 @@ int main(int count, char **arguments)
     small_kernels(context);
     masked_kernel(context);
     subgroup_kernels(context, atoi(arguments[3]), atoi(arguments[4]));
+    matrix_kernels(context, arguments[5], count > 6 ? arguments[6] : "");
     check_complete();
     clattn_context_release(context);
     for (int i = 0; i < seen_count; i++) {

@@ -61,11 +61,11 @@ programs() {
 # generate TARGET : the programs for it, in $kernels; see tests/vendor_kernels.c
 generate() {
     case $1 in
-    gfx9*) vendor='0x1002 3 64' ;;
-    gfx*) vendor='0x1002 3 32' ;;
-    sm_*) vendor='0x10de 4 32' ;;
-    spirv) vendor='0 1 32' ;;
-    *) vendor='0x8086 2 16' ;;
+    gfx9*) vendor='0x1002 3 64 mma_amd.cl' ;;
+    gfx*) vendor='0x1002 3 32 mma_amd.cl' ;;
+    sm_*) vendor='0x10de 4 32 mma_portable.cl' ;;
+    spirv) vendor='0 1 32 mma_portable.cl' ;;
+    *) vendor='0x8086 2 16 mma_intel.cl -DSG=8' ;;
     esac
     kernels=$work/kernels-$1
     mkdir -p "$kernels"
@@ -91,6 +91,13 @@ each() {
 # Drivers inline everything, and know no C99 rule that would want `inline` functions defined a second time.
 inline='-fgnu89-inline -mllvm -inline-threshold=100000'
 
+# matrix_used NAME FILES PATTERN : a build of the matrix tier's verbs that does not use matrix units is none
+matrix_used() {
+    case $name in
+    *canary_matrix) grep -q "$3" $2 || echo "FAIL  $1: no instruction of the matrix units" ;;
+    esac
+}
+
 # ---- AMD
 amd_compile() {
     "$clang" -x cl $options $inline -target amdgcn-amd-amdhsa -mcpu="$target" -nogpulib -O3 \
@@ -101,6 +108,7 @@ amd_compile() {
 # Scratch memory is counted by the instructions that go there. Room for it is also set aside where scalar registers are
 # kept in lanes of vector registers, and never used.
 amd_read() {
+    matrix_used "$1" "$work/objects/$target-$name.s" 'v_w*mf*ma_f32_16x16x16'
     {
         awk '/^[a-z_0-9]*:/ {name = substr($1, 1, length($1) - 1)}
             /^\tscratch_(load|store)/ || /^\tbuffer_(load|store).* s\[0:3\]/ {count[name]++}
@@ -170,6 +178,7 @@ intel_compile() {
 # The assembly says how many registers a thread may take, and how many bytes went to memory; flags may spill to registers.
 # A kernel is compiled again when it spills; the newest file is what the program contains.
 intel_read() {
+    matrix_used "$1" "$work/objects/$target-$name.dump/*.asm" dpas
     ls -tr "$work/objects/$target-$name".dump/*.asm | while read -r assembly; do
         awk '/^\/\/\.kernel/ {kernel = $2}
             /^\/\/\.thread_config/ {registers = substr($2, index($2, "=") + 1) + 0}
