@@ -313,7 +313,7 @@ static void measure_row(const struct bench_run *run, struct bench_device *device
     row->device = device->info;
     /* 16-bit types run on matrix units in the tiers above the subgroup tier. */
     bool has_matrix = device->matrix_rate > 0 && row->shape.dtype != CLATTN_FLOAT32 &&
-                      strcmp(device->info.variant, "portable") != 0 &&
+                      bench_has_matrix(&device->info) &&
                       strcmp(device->info.variant, "subgroup") != 0;
     row->fma_rate = has_matrix ? device->matrix_rate : device->fma_rate;
     row->copy_rate = device->copy_rate;

@@ -96,6 +96,9 @@ struct bench_device {
 int bench_device_open(struct bench_device *device, const clattn_device_info *info, int threads,
                       const char *tuning);
 
+/* Is the tier one of NVIDIA's matrix units? */
+bool bench_has_matrix(const clattn_device_info *info);
+
 /* Measures the device's ceilings. */
 void bench_device_measure(struct bench_device *device);
 

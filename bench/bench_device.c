@@ -114,6 +114,11 @@ int bench_device_open(struct bench_device *device, const clattn_device_info *inf
     return STATUS_OK;
 }
 
+bool bench_has_matrix(const clattn_device_info *info)
+{
+    return strcmp(info->variant, "mma") == 0 || strcmp(info->variant, "hopper") == 0;
+}
+
 void bench_device_measure(struct bench_device *device)
 {
     if (device->info.backend != CLATTN_BACKEND_OPENCL) {
@@ -124,7 +129,7 @@ void bench_device_measure(struct bench_device *device)
         device->fma_rate = device->copy_rate = 0;
         program_note("%s: no ceilings could be measured", device->info.name);
     }
-    if (device->opencl && strcmp(device->info.variant, "portable") != 0 &&
+    if (device->opencl && bench_has_matrix(&device->info) &&
         !bench_opencl_matrix(device->opencl, &device->matrix_rate))
         device->matrix_rate = 0;
 }

@@ -99,7 +99,7 @@ static bool draw_throughput(struct canvas *canvas, const char *terminal, const c
 
 static bool has_speedup(const struct result *row)
 {
-    return is_by_length(row) && row->speedup > 0 && !is(row->suite, "dense");
+    return is_by_length(row) && row->speedup > 0 && !is(row->selector, "dense");
 }
 
 static void put_speedup(FILE *script, const struct result *row)
