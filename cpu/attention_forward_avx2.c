@@ -21,3 +21,9 @@ void exp_avx2(const float *x, float *result, int64_t count)
     for (int64_t i = 0; i < count; i += WIDTH)
         vec_store(result + i, vec_exp(vec_load(x + i)));
 }
+
+void exp_below_avx2(const float *x, float *result, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += WIDTH)
+        vec_store(result + i, vec_exp_below(vec_load(x + i)));
+}

@@ -130,11 +130,11 @@ static void softmax_lanes(struct forward_state *state, const struct block_view *
         /* A row that has seen nothing subtracts 0: its weights are exp(-inf) = 0. */
         vec shift = vec_where_less(vec_set(-INFINITY), new_max, new_max, vec_zero()), sum = vec_zero();
         for (int64_t j = range.first; j < range.end; j++) {
-            vec weight = vec_exp(vec_sub(vec_load(z + j * lanes), shift));
+            vec weight = vec_exp_below(vec_sub(vec_load(z + j * lanes), shift));
             vec_store(z + j * lanes, weight);
             sum = vec_add(sum, weight);
         }
-        vec correction = vec_exp(vec_sub(old_max, shift));
+        vec correction = vec_exp_below(vec_sub(old_max, shift));
         vec_store(state->row_max + lane, new_max);
         vec_store(state->correction + lane, correction);
         vec_store(state->row_sum + lane, vec_fma(vec_load(state->row_sum + lane), correction, sum));

@@ -51,6 +51,21 @@ static inline void query_pad(int32_t dim, float *q, int64_t lanes, int64_t from)
  * steps. */
 enum { AHEAD_STEPS = 16 };
 
+/* Steps of d without a branch. */
+enum { DOT_STEPS = 4 };
+
+/* One step: sum [row][vector] += key [row][d] * q [d][vector] */
+#define DOT_STEP(D)                                                                                            \
+    do {                                                                                                       \
+        vec query[2];                                                                                          \
+        UNROLL for (int n = 0; n < vectors; n++) query[n] = vec_load(q + ((D)*vectors + n) * WIDTH);           \
+        UNROLL for (int a = 0; a < rows; a++)                                                                  \
+        {                                                                                                      \
+            vec element = vec_set(base[a / 3][(D) + a % 3 * stride]);                                          \
+            UNROLL for (int n = 0; n < vectors; n++) sum[a][n] = vec_fma(element, query[n], sum[a][n]);        \
+        }                                                                                                      \
+    } while (0)
+
 ALWAYS_INLINE void dot_tile(const float *q, int32_t dim, const float *key, int64_t stride, float scale,
                             float *logits, struct ahead ahead, int64_t ahead_bytes, const int rows,
                             const int vectors)
@@ -62,26 +77,28 @@ ALWAYS_INLINE void dot_tile(const float *q, int32_t dim, const float *key, int64
         if (a % 3 == 0) base[a / 3] = key + a * stride;
         UNROLL for (int n = 0; n < vectors; n++) sum[a][n] = vec_zero();
     }
-    for (int32_t first = 0; first < dim; first += AHEAD_STEPS, ahead.at += ahead_bytes) {
+    int32_t d = 0;
+    for (; d + AHEAD_STEPS <= dim; ahead.at += ahead_bytes) {
         const char *line = ahead.at;
-        for (int32_t d = first; d < MIN(first + AHEAD_STEPS, dim); d++) {
-            vec query[2];
-            if (d - first < rows) prefetch_line(line);
-            line += ahead.stride;
-            UNROLL for (int n = 0; n < vectors; n++) query[n] = vec_load(q + (d * vectors + n) * WIDTH);
-            UNROLL for (int a = 0; a < rows; a++)
+        for (int32_t end = d + AHEAD_STEPS; d < end; d += DOT_STEPS) {
+            UNROLL for (int step = 0; step < DOT_STEPS; step++)
             {
-                vec element = vec_set(base[a / 3][d + a % 3 * stride]);
-                UNROLL for (int n = 0; n < vectors; n++) sum[a][n] = vec_fma(element, query[n], sum[a][n]);
+                if (rows > 1) prefetch_line(line);
+                line += ahead.stride;
+                DOT_STEP(d + step);
             }
         }
     }
+    for (; d < dim; d++)
+        DOT_STEP(d);
     UNROLL for (int a = 0; a < rows; a++)
     {
         UNROLL for (int n = 0; n < vectors; n++)
             vec_store(logits + (a * vectors + n) * WIDTH, vec_mul(sum[a][n], vec_set(scale)));
     }
 }
+
+#undef DOT_STEP
 
 static void dot_tile_full_1(const float *q, int32_t dim, const float *key, int64_t stride, float scale,
                             float *logits, struct ahead ahead, int64_t ahead_bytes)

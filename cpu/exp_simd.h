@@ -29,8 +29,27 @@ static inline vec vec_exp(vec x)
     return vec_where_less(below, vec_set(-104.0f), vec_zero(), p);
 }
 
-/* 2^x for x <= 0, within 2 ulp from -125 on and 2^-125 below; NaN for NaN. For sums that have a term 1: what
- * vanishes beside it needs no care. The polynomial has the least relative error, 9.2e-8, with a term 1. */
+/* exp x for x <= 0, for the weights of a softmax: within 2 ulp from -87 on, 0 below; NaN for NaN. The
+ * polynomial has the least relative error with a term 1. */
+static inline vec vec_exp_below(vec x)
+{
+    vec least = vec_set(-87), bounded = vec_max(least, x); /* NaN stays: see vec_max */
+    vec n = vec_round(vec_mul(bounded, vec_set(1.44269504088896341f)));
+    vec r = vec_fma(n, vec_set(-0.693359375f), bounded);
+    r = vec_fma(n, vec_set(2.12194440e-4f), r);
+    vec p = vec_set(0.00138436072f);
+    p = vec_fma(p, r, vec_set(0.00837419555f));
+    p = vec_fma(p, r, vec_set(0.0416680053f));
+    p = vec_fma(p, r, vec_set(0.166664302f));
+    p = vec_fma(p, r, vec_set(0.49999994f));
+    p = vec_fma(p, r, vec_set(1));
+    p = vec_fma(p, r, vec_set(1));
+    return vec_where_less(x, least, vec_zero(), vec_scale_near(p, n));
+}
+
+/* 2^x for x <= 0, within 1.6e-7 of itself from -125 on and 2^-125 below; NaN for NaN. For sums that have a term
+ * 1: what vanishes beside it needs no care. The polynomial has the least relative error, 9.2e-8, with a term 1.
+ */
 static inline vec vec_exp2_below(vec x)
 {
     x = vec_max(vec_set(-125.0f), x); /* NaN stays: see vec_max */

@@ -342,16 +342,45 @@ static void check_exp(const char *variant, void (*function)(const float *, float
         assert_true(isnan(not_numbers[i]));
 }
 
+/* Weights of a softmax: every 61st float from -0 down, 0 below -87. */
+static void check_exp_below(const char *variant, void (*function)(const float *, float *, int64_t))
+{
+    enum { BATCH = 64 };
+    float x[BATCH], result[BATCH];
+    for (int64_t at = 0; at <= 0x7f800000; at += BATCH * 61) {
+        for (int64_t i = 0; i < BATCH; i++)
+            x[i] = float_of_bits(0x80000000u | (uint32_t)MIN(at + i * 61, 0x7f800000));
+        function(x, result, BATCH);
+        for (int i = 0; i < BATCH; i++)
+            if (x[i] < -87 ? result[i] != 0 : !(units_off(result[i], exp((double)x[i])) <= 2))
+                fail_msg("exp below 0, %s: exp(%.9g) is %.9g", variant, (double)x[i], (double)result[i]);
+    }
+    for (int i = 0; i < BATCH; i++)
+        x[i] = i % 2 ? NAN : -NAN;
+    function(x, result, BATCH);
+    for (int i = 0; i < BATCH; i++)
+        assert_true(isnan(result[i]));
+}
+
 static void test_exp(void **state)
 {
     (void)state;
     for (int n = 0; n < variant_count; n++) {
-        if (strcmp(variants[n].name, "c") == 0) check_exp("c", exp_c);
+        if (strcmp(variants[n].name, "c") == 0) {
+            check_exp("c", exp_c);
+            check_exp_below("c", exp_below_c);
+        }
 #ifdef HAVE_CPU_AVX2
-        if (strcmp(variants[n].name, "avx2") == 0) check_exp("avx2", exp_avx2);
+        if (strcmp(variants[n].name, "avx2") == 0) {
+            check_exp("avx2", exp_avx2);
+            check_exp_below("avx2", exp_below_avx2);
+        }
 #endif
 #ifdef HAVE_CPU_AVX512
-        if (strcmp(variants[n].name, "avx512") == 0) check_exp("avx512", exp_avx512);
+        if (strcmp(variants[n].name, "avx512") == 0) {
+            check_exp("avx512", exp_avx512);
+            check_exp_below("avx512", exp_below_avx512);
+        }
 #endif
     }
 }
