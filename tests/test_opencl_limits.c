@@ -112,6 +112,88 @@ static void test_far_offsets(void **state)
     clattn_context_release(context);
 }
 
+/* What a kernel was launched with. */
+struct tally {
+    char kernel[64];
+    uint64_t launches, groups, global_most, groups_most;
+};
+enum { TALLIES = 32 };
+static struct tally tallies[TALLIES];
+
+static void on_any(const struct fake_launch *launch)
+{
+    struct tally *tally = tallies;
+    uint64_t groups = launch->global / launch->local;
+    while (tally < tallies + TALLIES - 1 && tally->kernel[0] && strcmp(tally->kernel, launch->kernel))
+        tally++;
+    snprintf(tally->kernel, sizeof tally->kernel, "%s", launch->kernel);
+    tally->launches++;
+    tally->groups += groups;
+    if (launch->global > tally->global_most) tally->global_most = launch->global;
+    if (groups > tally->groups_most) tally->groups_most = groups;
+}
+
+static const struct tally *tally_of(const char *kernel)
+{
+    for (int i = 0; i < TALLIES; i++)
+        if (strcmp(tallies[i].kernel, kernel) == 0) return &tallies[i];
+    fail_msg("%s was not launched", kernel);
+    return NULL;
+}
+
+/* Every kernel whose work grows with the problem is cut: on a device of one slow unit none may run at once, and
+ * no launch is longer than the limit for which forward attention is tested above. */
+static void test_all_kernels_are_cut(void **state)
+{
+    (void)state;
+    enum { LEN = 1 << 20, HEADS = 8, DIM = 128 };
+    static const char *const cut[] = {"pyramid_leaf",         "select_leaves", "attention_forward",
+                                      "attention_backward_q", "inverse_count", "inverse_place",
+                                      "attention_backward_kv"};
+    const cl_uint units = fake.compute_units;
+    fake.compute_units = 1;
+    clattn_context *context = context_new();
+    clattn_blocks *blocks = NULL;
+    clattn_tensor q = tensor_far(context, CLATTN_FLOAT16, 1, LEN, HEADS, DIM, INT64_C(1) << 40, 0), grad[3],
+                  out = q, dout = q;
+    clattn_tensor lse = tensor_far(context, CLATTN_FLOAT32, 1, LEN, HEADS, 1, INT64_C(1) << 40, 0);
+    clattn_gradients gradients = CLATTN_GRADIENTS_INIT;
+    for (int i = 0; i < 3; i++)
+        grad[i] = tensor_far(context, CLATTN_FLOAT16, 1, LEN, HEADS, DIM, INT64_C(1) << 40, 0);
+    gradients.dout = &dout;
+    gradients.dq = &grad[0];
+    gradients.dk = &grad[1];
+    gradients.dv = &grad[2];
+    memset(tallies, 0, sizeof tallies);
+    fake.on_launch = on_any;
+    clattn_pyramid *pyramid = NULL;
+    clattn_tensor many = tensor_far(context, CLATTN_FLOAT16, 1, 16 * LEN, HEADS, DIM, INT64_C(1) << 40, 0);
+    assert_int_equal(clattn_pyramid_build(context, NULL, 64, &many, &pyramid, NULL), CLATTN_SUCCESS);
+    clattn_pyramid_release(context, pyramid);
+    clReleaseMemObject(many.data);
+    assert_int_equal(clattn_select(context, NULL, NULL, &q, &q, NULL, &blocks, NULL), CLATTN_SUCCESS);
+    assert_int_equal(clattn_attention_forward(context, NULL, &q, &q, &q, blocks, &out, &lse, NULL),
+                     CLATTN_SUCCESS);
+    assert_int_equal(clattn_attention_backward(context, NULL, &q, &q, &q, blocks, &out, &lse, &gradients, NULL),
+                     CLATTN_SUCCESS);
+    fake.on_launch = NULL;
+    fake.compute_units = units;
+    for (int i = 0; i < TALLIES && tallies[i].kernel[0]; i++) {
+        print_message("%-24s %6llu launches, at most %llu work-groups of %llu\n", tallies[i].kernel,
+                      (unsigned long long)tallies[i].launches, (unsigned long long)tallies[i].groups_most,
+                      (unsigned long long)tallies[i].groups);
+        assert_true(tallies[i].global_most < 1ull << 31);
+    }
+    for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
+        assert_true(tally_of(cut[i])->launches > 1);
+    for (int i = 0; i < 3; i++)
+        clReleaseMemObject(grad[i].data);
+    clReleaseMemObject(q.data);
+    clReleaseMemObject(lse.data);
+    clattn_blocks_release(context, blocks);
+    clattn_context_release(context);
+}
+
 /* ---- limits ---- */
 
 static void test_limits_are_named(void **state)
@@ -220,6 +302,7 @@ int main(void)
     setenv("CLATTN_CACHE_SIZE", "0", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_far_offsets),
+        cmocka_unit_test(test_all_kernels_are_cut),
         cmocka_unit_test(test_limits_are_named),
         cmocka_unit_test(test_small_local_memory),
         cmocka_unit_test(test_backward_of_unequal_blocks),
