@@ -129,6 +129,25 @@ static void test_several_contexts(void **state)
     target_report("several contexts");
 }
 
+/* Every backend, variant and device at the same time, a context and a thread each. */
+static void test_all_devices(void **state)
+{
+    (void)state;
+    struct job jobs[TARGETS_MAX][THREADS];
+    bool runs[TARGETS_MAX] = {false};
+    for (int t = 0; t < target_count; t++)
+        if ((runs[t] = target_runs(&targets[t], SIZE_NORMAL))) jobs_open(&targets[t], jobs[t], true);
+    for (int t = 0; t < target_count; t++)
+        if (runs[t]) assert_int_equal(pthread_create(&jobs[t][0].thread, NULL, thread_main, &jobs[t][0]), 0);
+    for (int t = 0; t < target_count; t++)
+        if (runs[t]) assert_int_equal(pthread_join(jobs[t][0].thread, NULL), 0);
+    for (int t = 0; t < target_count; t++) {
+        if (runs[t] && jobs[t][0].failure) fail_msg("%s: %s", targets[t].label, jobs[t][0].failure);
+        if (runs[t]) jobs_close(&targets[t], jobs[t]);
+    }
+    target_report("all devices");
+}
+
 /* Threads that make and release contexts at the same time: the first use of drivers and caches has no race. */
 static void *open_and_close(void *argument)
 {
@@ -186,9 +205,8 @@ static void test_thread_counts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_context),
-        cmocka_unit_test(test_several_contexts),
-        cmocka_unit_test(test_open_and_close),
+        cmocka_unit_test(test_one_context),   cmocka_unit_test(test_several_contexts),
+        cmocka_unit_test(test_all_devices),   cmocka_unit_test(test_open_and_close),
         cmocka_unit_test(test_thread_counts),
     };
     return cmocka_run_group_tests_name("threads", tests, targets_open, targets_close);
