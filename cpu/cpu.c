@@ -4,15 +4,13 @@
 #include "config.h"
 
 #include "cpu.h"
+#include "cpu_threads.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef HAVE_CPU_AVX2
 #include <cpuid.h>
-#endif
-#ifdef _OPENMP
-#include <omp.h>
 #endif
 #include <unistd.h>
 
@@ -87,6 +85,7 @@ static clattn_status cpu_open_variant(clattn_context *context, clattn_backend id
     struct cpu_state *state = calloc(1, sizeof *state);
     if (!state) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a context");
     state->id = id;
+    state->threads = context->threads ? 0 : cpu_threads_default();
     clattn_status status = install(context, &state->kernels, variant);
     if (status) {
         free(state);
@@ -114,16 +113,6 @@ static void cpu_close(clattn_context *context)
 {
     free(context->state);
     context->state = NULL;
-}
-
-int cpu_threads(const clattn_context *context)
-{
-#ifdef _OPENMP
-    return context->threads ? context->threads : omp_get_max_threads();
-#else
-    (void)context;
-    return 1;
-#endif
 }
 
 /* ---- device ---- */

@@ -101,6 +101,7 @@ void cpu_install_avx512(struct cpu_kernels *kernels); /* with HAVE_CPU_AVX512 */
 struct cpu_state {
     struct cpu_kernels kernels;
     clattn_backend id;
+    int threads; /* when the caller names none; 0: as OpenMP says */
 };
 
 static inline const struct cpu_kernels *cpu_kernels_of(const clattn_context *context)

@@ -4,6 +4,7 @@
 #include "config.h"
 
 #include "cpu_cases.h"
+#include "cpu_threads.h"
 #include "kernels_avx2.h"
 #include "kernels_avx512.h"
 #include "kernels_c.h"
@@ -294,6 +295,21 @@ static void test_threads(void **state)
     inputs_free(&in);
 }
 
+/* ---- the number of threads ---- */
+
+static void test_quota(void **state)
+{
+    (void)state;
+    assert_int_equal(cpu_quota_of("max 100000\n"), 0);
+    assert_int_equal(cpu_quota_of("-1 100000"), 0);
+    assert_int_equal(cpu_quota_of(""), 0);
+    assert_int_equal(cpu_quota_of("200000"), 0);
+    assert_int_equal(cpu_quota_of("200000 100000\n"), 2);
+    assert_int_equal(cpu_quota_of("150000 100000\n"), 2);
+    assert_int_equal(cpu_quota_of("1000 100000\n"), 1);
+    assert_in_range(cpu_threads_default(), getenv("OMP_NUM_THREADS") ? 0 : 1, 1 << 20);
+}
+
 /* ---- exp ---- */
 
 /* Distance in units of the last place that a float has at `exact`. */
@@ -390,7 +406,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forward),     cmocka_unit_test(test_forward_large_stride),
         cmocka_unit_test(test_unseen_keys), cmocka_unit_test(test_special_values),
-        cmocka_unit_test(test_threads),     cmocka_unit_test(test_exp),
+        cmocka_unit_test(test_threads),     cmocka_unit_test(test_quota),
+        cmocka_unit_test(test_exp),
     };
     random_seed();
     contexts_open();
