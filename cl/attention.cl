@@ -8,6 +8,8 @@
  * any of them, OPTIONS, a kernel has OPTION_ARGUMENTS behind its own. BIAS_BLOCK: keys that share a bias when
  * there are no lists. BLOCK: keys of a block, otherwise. */
 
+#include "key_rows.cl"
+
 #ifndef SOFTCAP
 #define SOFTCAP 0
 #endif
@@ -19,9 +21,6 @@
 #endif
 #ifndef BIAS
 #define BIAS 0
-#endif
-#ifndef INT8
-#define INT8 0
 #endif
 #ifndef STARTS
 #define STARTS 0
@@ -56,39 +55,6 @@
 
 #define NO_BLOCK 0x7fffffff
 
-/* ---- keys and values ---- */
-
-/* Scales of a sequence's keys or values: row i has of[(row + i) / block * stride]. Without INT8 nothing. */
-struct scales {
-    __global const float *of;
-    long stride;
-    uint row, block;
-};
-
-#if INT8
-#define DEFINE_LOAD_INT8(N)                                                                                    \
-    inline float##N load_int8_##N(__global const char *p)                                                      \
-    {                                                                                                          \
-        return convert_float##N(vload##N(0, p));                                                               \
-    }
-DEFINE_LOAD_INT8(2)
-DEFINE_LOAD_INT8(4)
-DEFINE_LOAD_INT8(8)
-DEFINE_LOAD_INT8(16)
-inline float load_int8_1(__global const char *p)
-{
-    return (float)*p;
-}
-typedef char kv_element;
-#define LOAD_KV(N) JOIN(load_int8_, N)
-#define SCALED(x, scales, index)                                                                               \
-    ((x) * (scales).of[(long)(((scales).row + (index)) / (scales).block) * (scales).stride])
-#else
-typedef element kv_element;
-#define LOAD_KV(N) LOAD(N)
-#define SCALED(x, scales, index) (x)
-#endif
-
 /* ---- blocks ---- */
 
 /* The lists of a tile's tokens. */
@@ -99,6 +65,9 @@ struct list {
     uint blocks;
     ulong first; /* list of the sequence's first token */
     uint heads, q_block, topk, seen_least, seen_most, has_lists;
+#if CACHE
+    int end; /* entries from here on belong to other work-groups */
+#endif
 };
 
 /* First key of a block, counted from the sequence's first, and the key after its last one. */
@@ -124,6 +93,9 @@ inline uint block_end_key(const struct list *list, int block, uint kv_len)
 inline int list_entry(const struct list *list, uint token, int at)
 {
     int block = at;
+#if CACHE
+    if (at >= list->end) return NO_BLOCK;
+#endif
     if (list->has_lists) {
         ulong row = list->first + (ulong)(token / list->q_block) * list->heads;
         block = at < min(list->counts[row], (int)list->topk) ? list->indices[row * list->topk + at] : -1;

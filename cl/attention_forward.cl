@@ -19,10 +19,17 @@
  * BLOCK; ITEM_KEYS keys an item; ITEM_DIMS value dimensions an item, a multiple of 4, KEY_GROUPS * ITEM_DIMS >=
  * DIM_V; GROUP query heads a key head, HEADS of them in a tile; LOAD_K, LOAD_V elements a load, divide DIM and
  * DIM_V; PAD floats after a row of a tile, against bank conflicts, a multiple of 4; OUT_DTYPE; the options of
- * attention.cl. BIAS_BLOCK is a multiple of KEYS. */
+ * attention.cl. BIAS_BLOCK is a multiple of KEYS. CACHE 1: keys and values lie in the pages of a decode cache, and
+ * `parts` work-groups share a row tile: each takes part_entries entries of the lists (or blocks of all keys) and
+ * writes results of its own, which decode_merge.cl joins. */
 
 #include "attention.cl"
 
+#if CACHE
+#define SPLIT_ARGUMENTS , uint parts, uint part_entries, ulong out_part_stride, ulong lse_part_stride
+#else
+#define SPLIT_ARGUMENTS
+#endif
 #define ROW_GROUPS (ROWS / LANES)
 #define KEY_GROUPS (KEYS / ITEM_KEYS)
 #define ITEMS (ROW_GROUPS * KEY_GROUPS)
@@ -53,7 +60,6 @@ typedef ushort out_element;
     inline int NAME(__local float *tile, __global const kv_element *all, long stride, uint first, uint count,  \
                     uint lid, struct scales scales)                                                            \
     {                                                                                                          \
-        __global const kv_element *rows = all + (long)first * stride;                                          \
         const uint loads = CEIL_DIV(COLUMNS_PADDED, WIDTH);                                                    \
         BITS(WIDTH) check = 0;                                                                                 \
         ROLLED                                                                                                 \
@@ -61,7 +67,8 @@ typedef ushort out_element;
             uint row = e / loads, column = (e - row * loads) * WIDTH;                                          \
             VECTOR(WIDTH) x = 0.0f;                                                                            \
             if (row < count && column < COLUMNS)                                                               \
-                x = SCALED(LOAD_KV(WIDTH)(rows + (long)row * stride + column), scales, first + row);           \
+                x = SCALED(LOAD_KV(WIDTH)(STORED_ROW(all, stride, first, row, scales) + column), scales,       \
+                           first + row);                                                                       \
             PUT(WIDTH)(x, tile + row * PITCH + column);                                                        \
             check |= ((AS_BITS(WIDTH)(x) >> 23) & 255) + 1;                                                    \
         }                                                                                                      \
@@ -157,7 +164,7 @@ attention_forward(__global const element *restrict q, __global const kv_element 
                   long k_head_stride, long v_len_stride, long v_head_stride, long out_len_stride,
                   long out_head_stride, long lse_len_stride, long lse_head_stride, float scale, int causal,
                   uint has_lse, uint has_lists, uint list_heads, uint q_block, uint topk,
-                  uint kv_heads OPTION_ARGUMENTS)
+                  uint kv_heads OPTION_ARGUMENTS CACHE_ARGUMENTS SPLIT_ARGUMENTS)
 {
 #if !OPTIONS
     const ulong window = 0;
@@ -187,7 +194,14 @@ attention_forward(__global const element *restrict q, __global const kv_element 
     __local float *tile = (__local float *)key_tile;
 
     const uint lid = get_local_id(0), key_group = lid / ROW_GROUPS, row_group = lid - key_group * ROW_GROUPS;
+#if CACHE
+    const ulong part_unit = unit_first + get_group_id(0), unit = part_unit / parts;
+    const uint list_part = (uint)(part_unit - unit * parts);
+    out += list_part * out_part_stride;
+    lse += list_part * lse_part_stride;
+#else
     const ulong unit = unit_first + get_group_id(0);
+#endif
     __global const long *sequence = sequence_of(table, sequences, unit);
     const uint q_len = (uint)sequence[SEQUENCE_Q_LEN], kv_len = (uint)sequence[SEQUENCE_KV_LEN];
     const uint token_tiles = CEIL_DIV(q_len, TOKENS),
@@ -210,6 +224,13 @@ attention_forward(__global const element *restrict q, __global const kv_element 
     __global const kv_element *k_rows = k + sequence[SEQUENCE_K] + kv_head * k_head_stride;
     __global const kv_element *v_rows = v + sequence[SEQUENCE_V] + kv_head * v_head_stride;
     struct scales k_scales = {0}, v_scales = {0};
+#if CACHE
+    k_scales.pages.table = page_table + sequence[SEQUENCE_PAGES];
+    k_scales.pages.rows = page_rows;
+    k_scales.pages.size = page_size;
+    v_scales.pages = k_scales.pages;
+    list.end = (int)((list_part + 1) * part_entries);
+#endif
 #if OPTIONS
     __global const long *option = option_table + (uint)(sequence - table) / SEQUENCE_FIELDS * OPTION_FIELDS;
 #endif
@@ -255,6 +276,9 @@ attention_forward(__global const element *restrict q, __global const kv_element 
     }
     for (uint t = lid; t < TOKENS; t += ITEMS) {
         int at = WINDOW && !has_lists ? (int)(list.seen_least / BLOCK) : 0;
+#if CACHE
+        at = max(at, (int)(list_part * part_entries));
+#endif
         next[t] = t < tokens ? list_next(&list, token + t, &at, kv_len) : NO_BLOCK;
         cursor[t] = at;
     }

@@ -230,7 +230,8 @@ typedef int int1;
 #define SEQUENCE_NODES 9    /* nodes of one key head */
 #define SEQUENCE_UNIT 10    /* its first unit */
 #define SEQUENCE_LEAF 11    /* its first leaf of the pyramid */
-#define SEQUENCE_FIELDS 12
+#define SEQUENCE_PAGES 12   /* its first entry in the block table of a decode cache */
+#define SEQUENCE_FIELDS 13
 
 /* The sequence that a unit belongs to: the last one that begins at or before it. */
 inline __global const long *sequence_of(__global const long *table, uint sequences, ulong unit)

@@ -9,6 +9,8 @@
  * Macros: DIM 1..256; LEAF 16..128; ITEMS of a work-group. Units of a sequence are nodes: those of the level,
  * key head after key head; `table` holds a table of sequences for each level. */
 
+#include "quotient.cl"
+
 /* Where an item works; place_of is false past unit `units` - 1. */
 struct place {
     __global const long *sequence;
@@ -51,7 +53,7 @@ pyramid_leaf(__global const element *restrict k, __global float *restrict means,
     float sum = 0;
     for (uint j = 0; j < count; j++)
         sum += LOAD(1)(key + (long)j * k_len_stride);
-    head_means(means, &place)[(long)place.node * DIM + place.d] = sum / (float)count;
+    head_means(means, &place)[(long)place.node * DIM + place.d] = quotient(sum, (float)count);
 }
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void pyramid_join(__global float *restrict means,

@@ -42,13 +42,13 @@ bounds_leaf(__global const element *restrict k, __global float *restrict means, 
             part_least = x < part_least ? x : part_least;
             part_most = x > part_most ? x : part_most;
         }
-        part[0] = part_sum / (float)(end - begin);
+        part[0] = quotient(part_sum, (float)(end - begin));
         part[DIM] = part_least;
         part[2 * DIM] = part_most;
         least = part_least < least ? part_least : least;
         most = part_most > most ? part_most : most;
     }
-    head_means(means, &place)[(long)place.node * DIM + place.d] = sum / (float)count;
+    head_means(means, &place)[(long)place.node * DIM + place.d] = quotient(sum, (float)count);
     own[0] = least;
     own[DIM] = most;
 }

@@ -21,6 +21,8 @@
 #endif
 #define ROW ((DIM + 31) / 32 * 32)
 
+#include "quotient.cl"
+
 __kernel
 __attribute__((reqd_work_group_size(256, 1, 1))) void
 pyramid_leaves(__global const ushort *k, ulong k_base, ulong k_len_stride, ulong k_head_stride,
@@ -51,8 +53,8 @@ pyramid_leaves(__global const ushort *k, ulong k_base, ulong k_len_stride, ulong
                 high += unpack_high(w[u]);
             }
     }
-    pyramid[0] = low / (float)n;
-    if (d + 1 < DIM) pyramid[1] = high / (float)n;
+    pyramid[0] = quotient(low, (float)n);
+    if (d + 1 < DIM) pyramid[1] = quotient(high, (float)n);
 }
 
 __kernel

@@ -18,7 +18,17 @@
  *
  * Macros: as in attention_forward.cl, and SELECTOR 0..4 (clattn_selector); LEAF 16..128; CAPACITY >= topk,
  * candidates are at most 2 * CAPACITY; ROWS heads at a time (a larger group takes several rounds); ITEM_KEYS is
- * even and KEYS divides LEAF. */
+ * even and KEYS divides LEAF. CACHE 1: keys (INT8 1: codes with scales) and means are those of a decode cache. */
+
+#if CACHE && INT8
+#define ROOM_ARGUMENTS                                                                                         \
+    , ulong means_first, uint room, __global const float *restrict k_scale, long k_scale_first,                \
+        long k_scale_head_stride
+#elif CACHE
+#define ROOM_ARGUMENTS , ulong means_first, uint room
+#else
+#define ROOM_ARGUMENTS
+#endif
 
 #define IS_FLAT (SELECTOR == FLAT_MEAN || SELECTOR == FLAT_LSE)
 
@@ -90,7 +100,7 @@ inline void score_means(__local struct shared *shared, const struct query *query
 {
     const uint child_level = children == 1 ? level : level - 1;
     const uint existing = level_nodes(query->kv_len, child_level);
-    const ulong base = level_first(query->kv_len, child_level);
+    const ulong base = level_first(query->room, child_level);
     for (uint round = 0; round < ROUNDS; round++) {
         barrier(CLK_LOCAL_MEM_FENCE);
         if (ROUNDS > 1) load_query(shared->q_tile, query, round);
@@ -313,11 +323,12 @@ inline uint flat(__local struct shared *shared, const struct query *query)
 }
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void
-select_leaves(__global const element *restrict q, __global const element *restrict k,
+select_leaves(__global const element *restrict q, __global const kv_element *restrict k,
               __global const float *restrict means, __global int *restrict indices,
               __global int *restrict counts, __global const long *restrict table, uint sequences,
               ulong unit_first, long q_len_stride, long q_head_stride, long k_len_stride, long k_head_stride,
-              float scale, int causal, uint topk, uint forced_first, uint forced_last, uint kv_heads)
+              float scale, int causal, uint topk, uint forced_first, uint forced_last,
+              uint kv_heads CACHE_ARGUMENTS ROOM_ARGUMENTS)
 {
     __local struct shared shared;
     const ulong unit = unit_first + get_group_id(0);
@@ -336,6 +347,18 @@ select_leaves(__global const element *restrict q, __global const element *restri
     query.k_len_stride = k_len_stride;
     query.scale = scale;
     query.kv_len = kv_len;
+#if CACHE
+    query.means += means_first;
+    query.room = room;
+    query.scales.pages.table = page_table + sequence[SEQUENCE_PAGES];
+    query.scales.pages.rows = page_rows;
+    query.scales.pages.size = page_size;
+#else
+    query.room = CEIL_DIV(kv_len, LEAF);
+#endif
+#if INT8
+    query.scales.of = k_scale + k_scale_first + (long)kv_head * k_scale_head_stride;
+#endif
     query.seen = !causal ? kv_len : position < 0 ? 0 : (uint)position + 1;
     query.topk = topk;
     query.causal = causal;

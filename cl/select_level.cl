@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /* What all selections down a pyramid share: the query with its forced leaves, and levels. Macros: DTYPE, DIM, LEAF. */
 
+#include "key_rows.cl"
+
 /* The query: the same in all items. */
 struct query {
-    __global const element *q, *k; /* its first head; key 0 of its sequence and key head */
-    __global const float *means;   /* of its sequence and key head */
+    __global const element *q;    /* its first head */
+    __global const kv_element *k; /* key 0 of its sequence and key head */
+    struct scales scales;
+    __global const float *means; /* of its sequence and key head */
     long q_head_stride, k_len_stride;
     float scale;
     uint kv_len, seen, topk;
+    uint room; /* leaves that decide where the levels of `means` begin */
     uint first_count, last_from, last_to; /* forced leaves: 0 .. first_count-1 and last_from .. last_to-1 */
     int causal;
     uint lid, row_group, key_group;
@@ -31,7 +36,7 @@ static inline bool is_forced(const struct query *query, uint level, uint node)
     return is_last || (query->first_count > 0 && node <= (query->first_count - 1) >> shift);
 }
 
-/* Nodes of a level over `tokens` keys, and where the level begins. */
+/* Nodes of a level over `tokens` keys, and where the level begins when there are `leaves` of level 1. */
 static inline uint level_nodes(uint tokens, uint level)
 {
     uint nodes = CEIL_DIV(tokens, LEAF);
@@ -40,11 +45,13 @@ static inline uint level_nodes(uint tokens, uint level)
     return nodes;
 }
 
-static inline ulong level_first(uint tokens, uint level)
+static inline ulong level_first(uint leaves, uint level)
 {
     ulong first = 0;
-    for (uint l = 1; l < level; l++)
-        first += level_nodes(tokens, l);
+    for (uint l = 1; l < level; l++) {
+        first += leaves;
+        leaves = CEIL_DIV(leaves, 2u);
+    }
     return first;
 }
 

@@ -53,7 +53,11 @@ inline void load_keys(__local float4 *key_tile, const struct query *query, uint 
         uint row = e / loads, column = (e - row * loads) * LOAD_K;
         __local float *to = tile_place(key_tile, row, column);
         if (row < count && column < DIM)
-            PUT(LOAD_K)(LOAD(LOAD_K)(query->k + (long)(first + row) * query->k_len_stride + column), to);
+            PUT(LOAD_K)(SCALED(LOAD_KV(LOAD_K)(STORED_ROW(query->k, query->k_len_stride, first, row,
+                                                          query->scales) +
+                                               column),
+                               query->scales, first + row),
+                        to);
         else
             PUT(LOAD_K)(0.0f, to);
     }

@@ -330,10 +330,10 @@ inline struct statistics statistics_of(const struct query *query, const struct r
 {
     struct statistics s;
     const uint below = prefilter ? level : level - 1;
-    const ulong first = level_first(query->kv_len, below);
+    const ulong first = level_first(query->room, below);
     s.kind = !prefilter ? request->score : request->part_count > 1 ? SCORE_PARTS : SCORE_LEAF;
     s.shift = s.kind == SCORE_PARTS ? 2 : s.kind == SCORE_LEAF || s.kind == SCORE_BOUND ? 0 : 1;
-    s.own = request->bounds + level_first(query->kv_len, level) * (2 * DIM);
+    s.own = request->bounds + level_first(query->room, level) * (2 * DIM);
     s.means = query->means + first * DIM;
     s.bounds = request->bounds + first * (2 * DIM);
     s.mean_stride = DIM;
@@ -424,6 +424,7 @@ select_robust(__global const element *restrict q, __global const element *restri
     query.k_len_stride = k_len_stride;
     query.scale = scale;
     query.kv_len = kv_len;
+    query.room = CEIL_DIV(kv_len, LEAF);
     query.seen = !causal ? kv_len : position < 0 ? 0 : (uint)position + 1;
     query.topk = topk;
     query.causal = causal;

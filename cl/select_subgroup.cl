@@ -65,7 +65,7 @@ static inline float pair_score(float a, float b)
 static inline void score_nodes(__local struct shared *shared, const struct query *query, uint level, uint count)
 {
     const uint existing = level_nodes(query->kv_len, level - 1);
-    const ulong base = level_first(query->kv_len, level - 1);
+    const ulong base = level_first(query->room, level - 1);
 #pragma unroll 1
     for (uint first = 0; first < count; first += SG / 2) {
         const uint n = first + query->lid / 2, node = (uint)shared->candidate[min(n, count - 1)];
@@ -241,6 +241,7 @@ select_subgroup(__global const element *restrict q, __global const element *rest
     query.means = means + (sequence[SEQUENCE_NODE] + (long)kv_head * sequence[SEQUENCE_NODES]) * DIM;
     query.k_len_stride = k_len_stride;
     query.kv_len = kv_len;
+    query.room = CEIL_DIV(kv_len, LEAF);
     query.seen = !causal ? kv_len : position < 0 ? 0 : (uint)position + 1;
     query.topk = topk;
     query.causal = causal;

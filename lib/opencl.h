@@ -17,6 +17,7 @@
  *   opencl_transfer.c tensors between host and device
  *   opencl_launch.c   order of commands, wait lists and events, kernel arguments
  *   opencl_selftest.c a small attention case against the reference
+ *   opencl_decode*.c  the decode cache, see opencl_decode.h
  *   opencl_backend.c  opening and closing, the backend table
  *
  * Only OpenCL 1.2 symbols are linked; newer entry points are looked up at run time. An operation is
@@ -312,6 +313,13 @@ clattn_status opencl_robust(clattn_context *context, const struct select_job *jo
 clattn_status opencl_forward(clattn_context *context, const struct forward_job *job);
 clattn_status opencl_backward(clattn_context *context, const struct backward_job *job);
 clattn_status opencl_gather(clattn_context *context, const struct gather_job *job);
+clattn_status opencl_cache_append(clattn_context *context, const struct cache_append_job *job);
+clattn_status opencl_cache_copy(clattn_context *context, clattn_cache *cache, const struct cache_copy *copies,
+                                int64_t count, const clattn_sync *sync);
+clattn_status opencl_cache_cut(clattn_context *context, clattn_cache *cache, int32_t sequence,
+                               const clattn_sync *sync);
+clattn_status opencl_decode(clattn_context *context, const struct decode_job *job);
+void opencl_cache_release(clattn_context *context, clattn_cache *cache);
 clattn_status opencl_merge(clattn_context *context, const struct merge_job *job);
 clattn_status opencl_quantize(clattn_context *context, const struct quantize_job *job);
 

@@ -249,4 +249,9 @@ const struct backend backend_opencl = {
     .gather = opencl_gather,
     .merge = opencl_merge,
     .quantize = opencl_quantize,
+    .cache_append = opencl_cache_append,
+    .cache_copy = opencl_cache_copy,
+    .cache_cut = opencl_cache_cut,
+    .cache_release = opencl_cache_release,
+    .decode = opencl_decode,
 };

@@ -3,6 +3,7 @@
 
 #include "config.h"
 
+#include "opencl_decode.h"
 #include "opencl_nvidia.h"
 #include "opencl_options.h"
 #include "opencl_subgroup.h"
@@ -100,7 +101,7 @@ static struct forward_tile_shape shape_fitting(const struct opencl_taste *taste,
 }
 
 static struct opencl_options options_of(const struct opencl_taste *taste, const struct forward_job *job,
-                                        const struct forward_tile_shape *shape)
+                                        const struct forward_tile_shape *shape, const struct opencl_pages *pages)
 {
     const struct problem *problem = job->problem;
     struct opencl_options options = {""};
@@ -117,22 +118,117 @@ static struct opencl_options options_of(const struct opencl_taste *taste, const 
     opencl_option(&options, "LOAD_V", opencl_load_width(taste, problem->dim_v));
     opencl_option(&options, "PAD", taste->pad);
     opencl_attention_options(&options, problem, job->blocks, shape->tile.keys);
+    if (pages) opencl_option(&options, "CACHE", 1);
     return options;
 }
 
+static int64_t sequence_units(const struct problem *problem, int64_t s, const struct forward_tile_shape *shape)
+{
+    return ceil_div(problem->sequences[s].q_len, shape->tokens) * problem->kv_heads *
+           ceil_div(problem->group, shape->heads);
+}
+
 /* Fills the table; returns the units of all sequences. */
-static int64_t units_fill(const struct forward_job *job, const struct forward_tile_shape *shape, cl_long *table)
+static int64_t units_fill(const struct forward_job *job, const struct forward_tile_shape *shape,
+                          const struct opencl_pages *pages, cl_long *table)
 {
     const struct problem *problem = job->problem;
     const struct tensors tensors = {.q = job->q, .k = job->k, .v = job->v, .out = job->out, .lse = job->lse};
-    int64_t units = 0, head_tiles = problem->kv_heads * ceil_div(problem->group, shape->heads);
+    int64_t units = 0;
     opencl_table_fill(problem, &tensors, NULL, table);
+    opencl_table_pages(pages, problem->count, table);
     for (int64_t s = 0; s < problem->count; s++) {
         table[s * OPENCL_SEQUENCE_FIELDS + OPENCL_SEQUENCE_UNIT] = units;
-        units += ceil_div(problem->sequences[s].q_len, shape->tokens) * head_tiles;
+        units += sequence_units(problem, s, shape);
     }
     return units;
 }
+
+/* ---- few queries: work-groups share a row tile's keys ---- */
+
+enum { PARTS_MAX = 128, GROUPS_PER_UNIT = 2, MERGE_ITEMS = 64 };
+
+struct forward_parts {
+    int64_t count, entries; /* parts, and list entries (blocks, without lists) of each */
+    int64_t rows;           /* of q */
+};
+
+static struct forward_parts parts_of(const clattn_context *context, const struct forward_job *job,
+                                     const struct forward_tile_shape *shape, const struct opencl_pages *pages)
+{
+    const struct problem *problem = job->problem;
+    struct forward_parts parts = {1, INT32_MAX / 2, job->q->len};
+    int64_t units = 0, groups = GROUPS_PER_UNIT * (int64_t)opencl_of(context)->device.compute_units;
+    int64_t entries = job->blocks ? job->blocks->topk : ceil_div(problem->kv_len_max, shape->tile.keys);
+    for (int64_t s = 0; pages && s < problem->count; s++)
+        units += sequence_units(problem, s, shape);
+    int64_t most = units ? MIN(MIN(ceil_div(groups, units), entries), PARTS_MAX) : 1;
+    if (most <= 1) return parts;
+    parts.entries = ceil_div(entries, most);
+    parts.count = ceil_div(entries, parts.entries);
+    return parts;
+}
+
+/* The job whose results are parts: float32 in memory of the launch, without the sink, which joins at the end. */
+struct part_job {
+    struct problem problem;
+    struct forward_job job;
+    clattn_tensor out, lse;
+};
+
+static void part_job_make(struct opencl_launch *launch, const struct forward_job *job,
+                          const struct forward_parts *parts, struct part_job *part)
+{
+    int64_t heads = job->problem->q_heads, rows = parts->rows * parts->count, dim_v = job->problem->dim_v;
+    part->problem = *job->problem;
+    part->problem.options.sink = NULL;
+    part->job = *job;
+    part->job.problem = &part->problem;
+    part->job.out = &part->out;
+    part->job.lse = &part->lse;
+    part->out = clattn_tensor_bthd(NULL, CLATTN_FLOAT32, 1, rows, heads, dim_v);
+    part->lse = clattn_tensor_bthd(NULL, CLATTN_FLOAT32, 1, rows, heads, 1);
+    part->out.memory = part->lse.memory = CLATTN_MEMORY_CL_MEM;
+    if (!launch) return;
+    part->out.data = opencl_launch_temporary(launch, (size_t)(rows * heads * dim_v) * sizeof(float));
+    part->lse.data = opencl_launch_temporary(launch, (size_t)(rows * heads) * sizeof(float));
+}
+
+static void arg_rows(struct opencl_launch *launch, const clattn_tensor *tensor)
+{
+    opencl_arg_tensor(launch, tensor);
+    opencl_arg_long(launch, tensor ? tensor->offset : 0);
+    opencl_arg_long(launch, tensor ? tensor->len_stride : 0);
+    opencl_arg_long(launch, tensor ? tensor->head_stride : 0);
+}
+
+static void run_merge(struct opencl_launch *launch, const struct forward_job *job,
+                      const struct forward_parts *parts, const struct part_job *part)
+{
+    const clattn_tensor *sink = job->problem->options.sink;
+    int64_t pairs = parts->rows * job->problem->q_heads;
+    struct opencl_options options = {""};
+    opencl_option(&options, "DIM_V", job->problem->dim_v);
+    opencl_option(&options, "OUT_DTYPE", (int)job->out->dtype);
+    opencl_option(&options, "ITEMS", MERGE_ITEMS);
+    if (sink) opencl_option(&options, "SINK", 1);
+    opencl_launch_kernel(launch, "decode_merge.cl", "decode_merge", options.text);
+    opencl_arg_tensor(launch, &part->out);
+    opencl_arg_tensor(launch, &part->lse);
+    opencl_arg_int(launch, (int32_t)parts->count);
+    opencl_arg_long(launch, pairs);
+    opencl_arg_int(launch, job->problem->q_heads);
+    arg_rows(launch, job->out);
+    arg_rows(launch, job->lse);
+    opencl_arg_int(launch, job->lse != NULL);
+    opencl_arg_tensor(launch, sink);
+    opencl_arg_long(launch, sink ? sink->offset : 0);
+    opencl_arg_long(launch, sink ? sink->head_stride : 0);
+    size_t local = MERGE_ITEMS, global = (size_t)pairs * local;
+    opencl_launch_run(launch, 1, &global, &local);
+}
+
+/* ---- launch ---- */
 
 static double unit_flops(const struct forward_job *job, const struct forward_tile_shape *shape)
 {
@@ -144,7 +240,8 @@ static double unit_flops(const struct forward_job *job, const struct forward_til
     return 2.0 * (problem->dim + problem->dim_v) * shape->tile.rows * keys;
 }
 
-static void set_arguments(struct opencl_launch *launch, const struct forward_job *job, cl_mem table)
+static void set_arguments(struct opencl_launch *launch, const struct forward_job *job,
+                          const struct opencl_pages *pages, const struct forward_parts *parts, cl_mem table)
 {
     const struct problem *problem = job->problem;
     const clattn_blocks *blocks = job->blocks;
@@ -169,6 +266,12 @@ static void set_arguments(struct opencl_launch *launch, const struct forward_job
     opencl_arg_int(launch, blocks ? blocks->topk : 1);
     opencl_arg_int(launch, problem->kv_heads);
     opencl_option_arguments(launch, problem, blocks);
+    if (!pages) return;
+    opencl_arg_pages(launch, pages);
+    opencl_arg_int(launch, (int32_t)parts->count);
+    opencl_arg_int(launch, (int32_t)parts->entries);
+    opencl_arg_long(launch, parts->count == 1 ? 0 : parts->rows * problem->q_heads * problem->dim_v);
+    opencl_arg_long(launch, parts->count == 1 ? 0 : parts->rows * problem->q_heads);
 }
 
 enum { ARG_UNIT_FIRST = 9 };
@@ -179,6 +282,7 @@ struct forward_choice {
     struct forward_tile_shape shape;
     struct opencl_options options;
     int items; /* of a work-group */
+    struct forward_parts parts;
 };
 
 /* DEVICE_LIMIT: not in these registers or this local memory. */
@@ -191,16 +295,19 @@ static clattn_status choice_try(clattn_context *context, const struct forward_ch
 }
 
 static clattn_status choose_tile(clattn_context *context, const struct forward_job *job,
-                                 struct forward_choice *choice)
+                                 const struct opencl_pages *pages, struct forward_choice *choice)
 {
     const struct opencl_taste taste =
         opencl_taste_of(context, kernel_of(job), job->problem->dim, job->q->dtype);
     clattn_status status = CLATTN_SUCCESS;
+    struct part_job part;
     choice->files = "attention_forward.cl";
     choice->kernel = "attention_forward";
     for (int shrink = 0; shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
         choice->shape = shape_fitting(&taste, job, shrink);
-        choice->options = options_of(&taste, job, &choice->shape);
+        choice->parts = parts_of(context, job, &choice->shape, pages);
+        part_job_make(NULL, job, &choice->parts, &part);
+        choice->options = options_of(&taste, choice->parts.count > 1 ? &part.job : job, &choice->shape, pages);
         choice->items = opencl_tile_items(&choice->shape.tile);
         status = choice_try(context, choice);
         if (status != CLATTN_DEVICE_LIMIT) break;
@@ -220,6 +327,7 @@ static bool choose_subgroup(clattn_context *context, const struct forward_job *j
     if (!heads) return false;
     choice->files = SUBGROUP_FILES "attention_subgroup.cl";
     choice->kernel = "attention_subgroup";
+    choice->parts = (struct forward_parts){.count = 1};
     choice->items = subgroup->size;
     choice->shape = (struct forward_tile_shape){
         .tile = {.lanes = 1, .rows = heads, .keys = 1, .item_keys = 1}, .tokens = 1, .heads = heads};
@@ -238,18 +346,27 @@ static bool choose_subgroup(clattn_context *context, const struct forward_job *j
 
 clattn_status opencl_forward(clattn_context *context, const struct forward_job *job)
 {
-    const struct problem *problem = job->problem;
-    struct forward_choice choice;
-    struct opencl_launch launch;
     bool done = false;
     clattn_status status = nvidia_forward(context, job, &done);
     if (status || done) return status;
-    status = opencl_check_lengths(context, problem);
+    status = opencl_check_lengths(context, job->problem);
     if (!status && opencl_dense_wanted(context, job)) {
         status = opencl_dense(context, job, &done);
-        if (status || done) return status;
+        if (done) return status;
     }
-    if (!status && !choose_subgroup(context, job, &choice)) status = choose_tile(context, job, &choice);
+    return status ? status : opencl_forward_portable(context, job, NULL);
+}
+
+clattn_status opencl_forward_portable(clattn_context *context, const struct forward_job *job,
+                                      const struct opencl_pages *pages)
+{
+    const struct problem *problem = job->problem;
+    struct forward_choice choice;
+    struct part_job part;
+    struct opencl_launch launch;
+    clattn_status status = opencl_check_lengths(context, problem);
+    if (!status && (pages || !choose_subgroup(context, job, &choice)))
+        status = choose_tile(context, job, pages, &choice);
     if (status) return status;
 
     size_t bytes = (size_t)problem->count * OPENCL_SEQUENCE_FIELDS * sizeof(cl_long);
@@ -257,12 +374,17 @@ clattn_status opencl_forward(clattn_context *context, const struct forward_job *
     if (!table)
         return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a table of %lld sequences",
                     (long long)problem->count);
-    int64_t units = units_fill(job, &choice.shape, table);
     opencl_launch_begin(context, job->sync, &launch);
+    bool is_split = choice.parts.count > 1;
+    if (is_split) part_job_make(&launch, job, &choice.parts, &part);
+    const struct forward_job *own = is_split ? &part.job : job;
+    int64_t units = units_fill(own, &choice.shape, pages, table) * choice.parts.count;
     if (units > 0) {
         opencl_launch_kernel(&launch, choice.files, choice.kernel, choice.options.text);
-        set_arguments(&launch, job, opencl_launch_table(&launch, table, bytes));
-        opencl_run_units(&launch, ARG_UNIT_FIRST, units, unit_flops(job, &choice.shape), choice.items);
+        set_arguments(&launch, own, pages, &choice.parts, opencl_launch_table(&launch, table, bytes));
+        opencl_run_units(&launch, ARG_UNIT_FIRST, units,
+                         unit_flops(job, &choice.shape) / (double)choice.parts.count, choice.items);
+        if (is_split) run_merge(&launch, job, &choice.parts, &part);
     }
     free(table);
     return opencl_launch_end(&launch);

@@ -174,7 +174,8 @@ void nvidia_close(struct opencl *state)
 const char *nvidia_path_name(enum nvidia_path path)
 {
     static const char *const names[NVIDIA_PATHS] = {"inverted", "inverted-hopper", "union",  "tile",
-                                                    "token",    "pyramid",         "select", "backward"};
+                                                    "token",    "pyramid",         "select", "backward",
+                                                    "decode"};
     return names[path];
 }
 

@@ -9,12 +9,14 @@
  * programs opencl_nvidia_lists.c     block lists turned around: the queries of each block
  *   opencl_nvidia_forward.c   which path serves an attention job; inverted lists
  *   opencl_nvidia_tile.c      tiles of queries over one list, queries one by one
- *   opencl_nvidia_select.c, opencl_nvidia_pyramid.c, opencl_nvidia_backward.c
+ *   opencl_nvidia_select.c, opencl_nvidia_pyramid.c, opencl_nvidia_backward.c, opencl_nvidia_decode.c
  *
  * An operation of the portable tier asks nvidia_forward() and so on first; what these do not take (`*done`
  * false) stays with the portable kernels. The choice and its measurements are in doc/nvidia.md. */
 
 #include "opencl_tile.h"
+
+struct opencl_pages; /* opencl_decode.h */
 
 enum nvidia_tier { NVIDIA_NONE, NVIDIA_MMA, NVIDIA_HOPPER };
 
@@ -28,6 +30,7 @@ enum nvidia_path {
     NVIDIA_PYRAMID,
     NVIDIA_SELECT,
     NVIDIA_BACKWARD, /* lists of tokens, wgmma */
+    NVIDIA_DECODE,   /* selection and attention on a decode cache */
     NVIDIA_PATHS
 };
 
@@ -76,6 +79,8 @@ clattn_status nvidia_forward(clattn_context *context, const struct forward_job *
 clattn_status nvidia_select(clattn_context *context, const struct select_job *job, bool *done);
 clattn_status nvidia_pyramid(clattn_context *context, const struct pyramid_job *job, bool *done);
 clattn_status nvidia_backward(clattn_context *context, const struct backward_job *job, bool *done);
+clattn_status nvidia_decode(clattn_context *context, const struct decode_job *job,
+                            const struct opencl_pages *pages, bool *done);
 
 /* Runs one path, whatever else would be chosen. */
 clattn_status nvidia_forward_run(clattn_context *context, const struct forward_job *job,
@@ -86,6 +91,8 @@ clattn_status nvidia_select_run(clattn_context *context, const struct select_job
                                 const struct nvidia_shape *shape);
 clattn_status nvidia_pyramid_run(clattn_context *context, const struct pyramid_job *job,
                                  const struct nvidia_shape *shape);
+clattn_status nvidia_decode_run(clattn_context *context, const struct decode_job *job,
+                                const struct opencl_pages *pages, const struct nvidia_shape *shape);
 clattn_status nvidia_backward_run(clattn_context *context, const struct backward_job *job,
                                   const struct nvidia_shape *shape);
 

@@ -7,7 +7,7 @@
 
 #include "config.h"
 
-#include "opencl_nvidia.h"
+#include "opencl_nvidia_selftest.h"
 #include "select.h"
 
 #include "half.h"
@@ -16,31 +16,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { Q_LEN = 150, KV_LEN = 130, SELECT_Q_LEN = 40, SELECT_KV_LEN = 1100, LIST_QUERIES = 16 };
+enum { Q_LEN = 150, KV_LEN = 130, LIST_QUERIES = 16 };
 
 /* ---- tensors on both sides ---- */
-
-/* The same numbers for the reference (host) and for the device. */
-struct twin {
-    uint16_t *halves; /* of the host, with `shift` elements in front */
-    clattn_tensor host, device, whole;
-};
-
-struct selftest {
-    clattn_context *context, *reference;
-    const struct nvidia_shape *shape;
-    clattn_attention_desc attention;
-    int kv_heads, q_heads;
-    struct twin q, k, v, out, lse, dout, dq, dk, dv;
-};
 
 static uint16_t narrow(clattn_dtype dtype, float value)
 {
     return dtype == CLATTN_FLOAT16 ? float16_of_float(value) : bfloat16_of_float(value);
 }
 
-/* A tensor of 16-bit numbers, or of float32 (dim 1). Rows that must not be aligned begin one element late. */
-static clattn_status twin_new(struct selftest *t, struct twin *twin, clattn_dtype dtype, int64_t len, int heads,
+clattn_status selftest_twin_new(struct selftest *t, struct twin *twin, clattn_dtype dtype, int64_t len, int heads,
                               int dim, uint32_t seed)
 {
     int64_t shift = t->shape->aligned || dtype == CLATTN_FLOAT32 ? 0 : 1;
@@ -76,8 +61,7 @@ static float value_of(const void *data, clattn_dtype dtype, int64_t i)
     return dtype == CLATTN_FLOAT16 ? float_of_float16(half) : float_of_bfloat16(half);
 }
 
-/* A wrong kernel is wrong by much; what is allowed are some roundings to the type, relative to `size`. */
-static clattn_status twin_compare(struct selftest *t, const char *name, struct twin *twin, float size)
+clattn_status selftest_twin_compare(struct selftest *t, const char *name, struct twin *twin, float size)
 {
     clattn_dtype dtype = twin->host.dtype;
     int64_t elements = twin->whole.len;
@@ -98,7 +82,7 @@ static clattn_status twin_compare(struct selftest *t, const char *name, struct t
 
 /* ---- set-up ---- */
 
-static clattn_status begin(struct selftest *t, int q_len, int kv_len)
+clattn_status selftest_begin(struct selftest *t, int q_len, int kv_len)
 {
     const struct nvidia_shape *shape = t->shape;
     clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
@@ -109,8 +93,8 @@ static clattn_status begin(struct selftest *t, int q_len, int kv_len)
     t->attention.causal = shape->causal;
     t->attention.scale = 3 / sqrtf((float)shape->dim); /* so that weights differ much */
     clattn_status status = clattn_context_create(&desc, &t->reference);
-    if (!status) status = twin_new(t, &t->q, shape->dtype, q_len, t->q_heads, shape->dim, 1);
-    if (!status) status = twin_new(t, &t->k, shape->dtype, kv_len, t->kv_heads, shape->dim, 2);
+    if (!status) status = selftest_twin_new(t, &t->q, shape->dtype, q_len, t->q_heads, shape->dim, 1);
+    if (!status) status = selftest_twin_new(t, &t->k, shape->dtype, kv_len, t->kv_heads, shape->dim, 2);
     return status;
 }
 
@@ -148,10 +132,10 @@ static clattn_status lists_new(struct selftest *t, clattn_context *context, enum
 static clattn_status forward_tensors(struct selftest *t)
 {
     const struct nvidia_shape *shape = t->shape;
-    clattn_status status = begin(t, Q_LEN, KV_LEN);
-    if (!status) status = twin_new(t, &t->v, shape->dtype, KV_LEN, t->kv_heads, shape->dim_v, 3);
-    if (!status) status = twin_new(t, &t->out, shape->dtype, Q_LEN, t->q_heads, shape->dim_v, 0);
-    if (!status) status = twin_new(t, &t->lse, CLATTN_FLOAT32, Q_LEN, t->q_heads, 1, 0);
+    clattn_status status = selftest_begin(t, Q_LEN, KV_LEN);
+    if (!status) status = selftest_twin_new(t, &t->v, shape->dtype, KV_LEN, t->kv_heads, shape->dim_v, 3);
+    if (!status) status = selftest_twin_new(t, &t->out, shape->dtype, Q_LEN, t->q_heads, shape->dim_v, 0);
+    if (!status) status = selftest_twin_new(t, &t->lse, CLATTN_FLOAT32, Q_LEN, t->q_heads, 1, 0);
     return status;
 }
 
@@ -190,8 +174,8 @@ static clattn_status test_forward(struct selftest *t, enum nvidia_path path)
     for (int dense = 0; dense <= has_dense && !status; dense++) {
         status = forward_reference(t, dense ? NULL : host_blocks);
         if (!status) status = forward_device(t, path, dense ? NULL : blocks);
-        if (!status) status = twin_compare(t, dense ? "dense out" : "out", &t->out, 1);
-        if (!status) status = twin_compare(t, dense ? "dense lse" : "lse", &t->lse, 1);
+        if (!status) status = selftest_twin_compare(t, dense ? "dense out" : "out", &t->out, 1);
+        if (!status) status = selftest_twin_compare(t, dense ? "dense lse" : "lse", &t->lse, 1);
     }
     clattn_blocks_release(t->reference, host_blocks);
     clattn_blocks_release(t->context, blocks);
@@ -234,10 +218,10 @@ static clattn_status test_backward(struct selftest *t)
     clattn_blocks *host_blocks = NULL, *blocks = NULL;
     clattn_gradients gradients = CLATTN_GRADIENTS_INIT;
     clattn_status status = forward_tensors(t);
-    if (!status) status = twin_new(t, &t->dout, shape->dtype, Q_LEN, t->q_heads, shape->dim_v, 4);
-    if (!status) status = twin_new(t, &t->dq, shape->dtype, Q_LEN, t->q_heads, shape->dim, 0);
-    if (!status) status = twin_new(t, &t->dk, shape->dtype, KV_LEN, t->kv_heads, shape->dim, 0);
-    if (!status) status = twin_new(t, &t->dv, shape->dtype, KV_LEN, t->kv_heads, shape->dim_v, 0);
+    if (!status) status = selftest_twin_new(t, &t->dout, shape->dtype, Q_LEN, t->q_heads, shape->dim_v, 4);
+    if (!status) status = selftest_twin_new(t, &t->dq, shape->dtype, Q_LEN, t->q_heads, shape->dim, 0);
+    if (!status) status = selftest_twin_new(t, &t->dk, shape->dtype, KV_LEN, t->kv_heads, shape->dim, 0);
+    if (!status) status = selftest_twin_new(t, &t->dv, shape->dtype, KV_LEN, t->kv_heads, shape->dim_v, 0);
     if (!status) status = lists_new(t, t->reference, NVIDIA_BACKWARD, &host_blocks);
     if (!status) status = lists_new(t, t->context, NVIDIA_BACKWARD, &blocks);
     if (!status) status = forward_reference(t, host_blocks);
@@ -251,10 +235,10 @@ static clattn_status test_backward(struct selftest *t)
         status = clattn_attention_backward(t->reference, &t->attention, &t->q.host, &t->k.host, &t->v.host,
                                            host_blocks, &t->out.host, &t->lse.host, &gradients, NULL);
     if (!status) status = backward_device(t, blocks);
-    if (!status) status = twin_compare(t, "dq", &t->dq, 1);
+    if (!status) status = selftest_twin_compare(t, "dq", &t->dq, 1);
     float sums = sqrtf((float)(Q_LEN * shape->group)); /* of so many rows */
-    if (!status) status = twin_compare(t, "dk", &t->dk, sums);
-    if (!status) status = twin_compare(t, "dv", &t->dv, sums);
+    if (!status) status = selftest_twin_compare(t, "dk", &t->dk, sums);
+    if (!status) status = selftest_twin_compare(t, "dv", &t->dv, sums);
     clattn_blocks_release(t->reference, host_blocks);
     clattn_blocks_release(t->context, blocks);
     return status;
@@ -296,7 +280,7 @@ static clattn_status test_pyramid(struct selftest *t)
     clattn_pyramid *want = NULL, *have = NULL;
     shape.group = 1;
     t->shape = &shape;
-    clattn_status status = begin(t, 1, SELECT_KV_LEN);
+    clattn_status status = selftest_begin(t, 1, SELECT_KV_LEN);
     if (!status) status = clattn_pyramid_build(t->reference, NULL, NVIDIA_LEAF, &t->k.host, &want, NULL);
     struct problem problem;
     if (!status) status = problem_init(t->context, NULL, &(struct tensors){.k = &t->k.device}, 1, &problem);
@@ -345,8 +329,7 @@ static clattn_status select_device(struct selftest *t, const clattn_select_desc 
     return status;
 }
 
-/* Scores that nearly tie may be ordered otherwise: very few lists. */
-static clattn_status compare_lists(struct selftest *t, const clattn_blocks *want, const clattn_blocks *have)
+clattn_status selftest_compare_lists(struct selftest *t, const clattn_blocks *want, const clattn_blocks *have)
 {
     int64_t lists = want->rows * want->heads, different = 0;
     size_t bytes = (size_t)(lists * (want->topk + 1)) * sizeof(int32_t);
@@ -371,11 +354,11 @@ static clattn_status test_select(struct selftest *t)
     clattn_select_desc select = CLATTN_SELECT_DESC_INIT;
     clattn_blocks *want = NULL, *have = NULL;
     select.topk = t->shape->topk;
-    clattn_status status = begin(t, SELECT_Q_LEN, SELECT_KV_LEN);
+    clattn_status status = selftest_begin(t, SELECT_Q_LEN, SELECT_KV_LEN);
     if (!status)
         status = clattn_select(t->reference, &t->attention, &select, &t->q.host, &t->k.host, NULL, &want, NULL);
     if (!status) status = select_device(t, &select, &have);
-    if (!status) status = compare_lists(t, want, have);
+    if (!status) status = selftest_compare_lists(t, want, have);
     clattn_blocks_release(t->reference, want);
     clattn_blocks_release(t->context, have);
     return status;
@@ -391,6 +374,8 @@ clattn_status nvidia_selftest(clattn_context *context, enum nvidia_path path, co
         status = test_select(&t);
     else if (path == NVIDIA_BACKWARD)
         status = test_backward(&t);
+    else if (path == NVIDIA_DECODE)
+        status = selftest_decode(&t);
     else
         status = test_forward(&t, path);
     end(&t);

@@ -3,6 +3,7 @@
 
 #include "config.h"
 
+#include "opencl_decode.h"
 #include "opencl_nvidia.h"
 #include "opencl_subgroup.h"
 
@@ -50,7 +51,7 @@ static struct opencl_tile tile_fitting(const struct opencl_taste *taste, const s
 }
 
 static struct opencl_options options_of(const struct opencl_taste *taste, const struct select_job *job,
-                                        const struct opencl_tile *tile)
+                                        const struct opencl_tile *tile, const struct opencl_pages *pages)
 {
     struct opencl_options options = {""};
     opencl_option(&options, "DTYPE", (int)job->q->dtype);
@@ -62,15 +63,18 @@ static struct opencl_options options_of(const struct opencl_taste *taste, const 
     opencl_tile_option(&options, tile);
     opencl_option(&options, "LOAD_K", opencl_load_width(taste, job->problem->dim));
     opencl_option(&options, "PAD", taste->pad);
+    if (pages) opencl_option(&options, "CACHE", 1);
+    if (pages && job->problem->options.k_scale) opencl_option(&options, "INT8", 1);
     return options;
 }
 
 /* Fills the table; returns the units (query rows x key heads) of all sequences. */
-static int64_t units_fill(const struct select_job *job, cl_long *table)
+static int64_t units_fill(const struct select_job *job, const struct opencl_pages *pages, cl_long *table)
 {
     const struct problem *problem = job->problem;
     int64_t units = 0;
     opencl_table_fill(problem, &(struct tensors){.q = job->q, .k = job->k}, job->pyramid, table);
+    opencl_table_pages(pages, problem->count, table);
     for (int64_t s = 0; s < problem->count; s++) {
         table[s * OPENCL_SEQUENCE_FIELDS + OPENCL_SEQUENCE_UNIT] = units;
         units += problem->sequences[s].q_len * problem->kv_heads;
@@ -91,7 +95,22 @@ static double unit_flops(const struct select_job *job)
     return 2.0 * job->problem->dim * job->problem->group * dots;
 }
 
-static void set_arguments(struct opencl_launch *launch, const struct select_job *job, cl_mem table)
+/* Of a cache: CACHE_ARGUMENTS and ROOM_ARGUMENTS. */
+static void set_cache_arguments(struct opencl_launch *launch, const struct select_job *job,
+                                const struct opencl_pages *pages)
+{
+    const clattn_tensor *scale = job->problem->options.k_scale;
+    opencl_arg_pages(launch, pages);
+    opencl_arg_long(launch, (int64_t)(pages->cache->layout.means / sizeof(float)));
+    opencl_arg_int(launch, (int32_t)pages->cache->leaves);
+    if (!scale) return;
+    opencl_arg_tensor(launch, scale);
+    opencl_arg_long(launch, scale->offset);
+    opencl_arg_long(launch, scale->head_stride);
+}
+
+static void set_arguments(struct opencl_launch *launch, const struct select_job *job,
+                          const struct opencl_pages *pages, cl_mem table)
 {
     const struct problem *problem = job->problem;
     const clattn_select_desc *select = job->select;
@@ -114,6 +133,7 @@ static void set_arguments(struct opencl_launch *launch, const struct select_job 
     opencl_arg_int(launch, MIN(select->forced_first, select->topk));
     opencl_arg_int(launch, MIN(select->forced_last, select->topk));
     opencl_arg_int(launch, problem->kv_heads);
+    if (pages) set_cache_arguments(launch, job, pages);
 }
 
 /* The program for a job. */
@@ -132,7 +152,7 @@ static clattn_status choice_try(clattn_context *context, const struct select_cho
 }
 
 static clattn_status choose_tile(clattn_context *context, const struct select_job *job,
-                                 struct select_choice *choice)
+                                 const struct opencl_pages *pages, struct select_choice *choice)
 {
     const struct opencl_taste taste = opencl_taste_of(context, TUNING_SELECT, job->problem->dim, job->q->dtype);
     clattn_status status = CLATTN_SUCCESS;
@@ -140,7 +160,7 @@ static clattn_status choose_tile(clattn_context *context, const struct select_jo
     choice->kernel = "select_leaves";
     for (int shrink = 0; shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
         const struct opencl_tile tile = tile_fitting(&taste, job, shrink);
-        choice->options = options_of(&taste, job, &tile);
+        choice->options = options_of(&taste, job, &tile, pages);
         choice->items = opencl_tile_items(&tile);
         status = choice_try(context, choice);
         if (status != CLATTN_DEVICE_LIMIT) break;
@@ -176,19 +196,27 @@ static bool choose_subgroup(clattn_context *context, const struct select_job *jo
 
 clattn_status opencl_select(clattn_context *context, const struct select_job *job)
 {
-    const struct problem *problem = job->problem;
-    struct select_choice choice;
-    struct opencl_launch launch;
     bool done = false;
     if (job->select->selector == CLATTN_SELECT_ROBUST) return opencl_robust(context, job);
     clattn_status status = nvidia_select(context, job, &done);
     if (status || done) return status;
-    status = opencl_check_lengths(context, problem);
+    status = opencl_check_lengths(context, job->problem);
     if (!status && opencl_flat_wanted(context, job)) {
         status = opencl_flat(context, job, &done);
-        if (status || done) return status;
+        if (done) return status;
     }
-    if (!status && !choose_subgroup(context, job, &choice)) status = choose_tile(context, job, &choice);
+    return status ? status : opencl_select_portable(context, job, NULL);
+}
+
+clattn_status opencl_select_portable(clattn_context *context, const struct select_job *job,
+                                     const struct opencl_pages *pages)
+{
+    const struct problem *problem = job->problem;
+    struct select_choice choice;
+    struct opencl_launch launch;
+    clattn_status status = opencl_check_lengths(context, problem);
+    if (!status && (pages || !choose_subgroup(context, job, &choice)))
+        status = choose_tile(context, job, pages, &choice);
     if (status) return status;
 
     size_t bytes = (size_t)problem->count * OPENCL_SEQUENCE_FIELDS * sizeof(cl_long);
@@ -196,11 +224,11 @@ clattn_status opencl_select(clattn_context *context, const struct select_job *jo
     if (!table)
         return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a table of %lld sequences",
                     (long long)problem->count);
-    int64_t units = units_fill(job, table);
+    int64_t units = units_fill(job, pages, table);
     opencl_launch_begin(context, job->sync, &launch);
     if (units > 0) {
         opencl_launch_kernel(&launch, choice.files, choice.kernel, choice.options.text);
-        set_arguments(&launch, job, opencl_launch_table(&launch, table, bytes));
+        set_arguments(&launch, job, pages, opencl_launch_table(&launch, table, bytes));
         opencl_run_units(&launch, ARG_UNIT_FIRST, units, unit_flops(job), choice.items);
     }
     free(table);

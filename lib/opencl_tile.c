@@ -10,14 +10,14 @@
 
 /* ---- shapes ---- */
 
-enum { ITEMS_MULTIPLE = 8, INTEL_VENDOR = 0x8086 };
+enum { ITEMS_MULTIPLE = 8, CPU_LANES = 16, INTEL_VENDOR = 0x8086 };
 
 static struct opencl_taste default_taste(const struct opencl_device *device, clattn_dtype dtype)
 {
     bool is_cpu = (device->type & CL_DEVICE_TYPE_CPU) && !(device->type & CL_DEVICE_TYPE_GPU);
     struct opencl_taste taste = {.items = (int)MIN(device->group_max, 256)};
     if (is_cpu) { /* a vector of rows is a vector register; local memory is cache */
-        taste.lanes = 16;
+        taste.lanes = CPU_LANES;
         taste.item_keys = 8;
         taste.item_dims = 32;
         taste.sums = 16 * 64;
@@ -65,7 +65,9 @@ struct opencl_taste opencl_taste_of(clattn_context *context, enum tuning_kernel 
 
 struct opencl_tile opencl_tile_of(const struct opencl_taste *taste, int rows, int keys)
 {
-    struct opencl_tile tile = {.lanes = 1, .keys = keys, .item_keys = MIN(taste->item_keys, keys)};
+    /* PoCL 3.1 on LLVM 15 gives all keys of a tile of single rows the same logit. */
+    int lanes = taste->lanes >= CPU_LANES ? 2 : 1;
+    struct opencl_tile tile = {.lanes = lanes, .keys = keys, .item_keys = MIN(taste->item_keys, keys)};
     while (tile.lanes < taste->lanes && tile.lanes < rows)
         tile.lanes *= 2;
     tile.rows = (rows + tile.lanes - 1) / tile.lanes * tile.lanes;
@@ -126,9 +128,10 @@ void opencl_table_fill(const struct problem *problem, const struct tensors *t, c
         table[OPENCL_SEQUENCE_KV_LEN] = sequence->kv_len;
         table[OPENCL_SEQUENCE_LIST_ROW] = sequence->list_row;
         table[OPENCL_SEQUENCE_NODE] = pyramid ? pyramid->first[s] : 0;
-        table[OPENCL_SEQUENCE_NODES] = pyramid ? pyramid_nodes(sequence->kv_len, pyramid->leaf) : 0;
+        table[OPENCL_SEQUENCE_NODES] = pyramid ? pyramid_nodes(pyramid_room(pyramid, s), pyramid->leaf) : 0;
         table[OPENCL_SEQUENCE_UNIT] = 0;
         table[OPENCL_SEQUENCE_LEAF] = pyramid ? pyramid->first_leaf[s] : 0;
+        table[OPENCL_SEQUENCE_PAGES] = 0; /* opencl_table_pages */
     }
 }
 

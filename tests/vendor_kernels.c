@@ -235,6 +235,66 @@ static void attend_neighborhood(clattn_context *context)
     tensors_release(context, &t);
 }
 
+/* ---- decode ---- */
+
+/* Steps of a cache: few rows, whose keys work-groups share, and many; what changes it otherwise. */
+static void decode_case(clattn_context *context, const struct shape *s, int32_t page_size,
+                        clattn_selector selector, const clattn_attention_desc *attention)
+{
+    static const int32_t sequences[] = {0, 1}, lens[] = {1, 1}, other = 2;
+    clattn_dtype dtype = s->dtype == CLATTN_INT8 ? CLATTN_FLOAT16 : s->dtype;
+    clattn_cache_desc desc = CLATTN_CACHE_DESC_INIT;
+    clattn_select_desc select = CLATTN_SELECT_DESC_INIT;
+    clattn_cache *cache = NULL;
+    desc.sequences = 3;
+    desc.tokens = s->kv_len;
+    desc.kv_heads = s->kv_heads;
+    desc.dim = s->dim;
+    desc.dim_v = s->dim_v;
+    desc.dtype = s->dtype;
+    desc.page_size = page_size;
+    select.selector = selector;
+    expect(context, s->name, clattn_cache_create(context, &desc, &cache));
+    for (int step = 0; cache && step < 2; step++) {
+        const int32_t len = s->q_len;
+        int rows = step ? 2 : len;
+        clattn_tensor q, k, v, out;
+        expect(context, s->name, clattn_tensor_create(context, dtype, 1, rows, s->q_heads, s->dim, &q));
+        expect(context, s->name, clattn_tensor_create(context, dtype, 1, rows, s->kv_heads, s->dim, &k));
+        expect(context, s->name, clattn_tensor_create(context, dtype, 1, rows, s->kv_heads, s->dim_v, &v));
+        expect(context, s->name, clattn_tensor_create(context, dtype, 1, rows, s->q_heads, s->dim_v, &out));
+        expect(context, s->name,
+               clattn_decode(context, cache, attention, &select, step ? 2 : 1, sequences, step ? lens : &len, &q, &k,
+                             &v, &out, NULL, NULL, NULL));
+        clattn_tensor_release(context, &q);
+        clattn_tensor_release(context, &k);
+        clattn_tensor_release(context, &v);
+        clattn_tensor_release(context, &out);
+    }
+    expect(context, s->name, clattn_cache_share(context, cache, 0, other, 100, NULL));
+    expect(context, s->name, clattn_cache_truncate(context, cache, 0, 90, NULL));
+    clattn_cache_release(context, cache);
+}
+
+static void decode_all(clattn_context *context)
+{
+    static const struct shape shapes[] = {
+        {"cache", CLATTN_FLOAT16, 512, 8192, 32, 8, 128, 128},
+        {"int8 cache", CLATTN_INT8, 512, 8192, 16, 1, 128, 128},
+        {"float32 cache", CLATTN_FLOAT32, 512, 8192, 4, 1, 256, 256},
+        {"odd cache", CLATTN_BFLOAT16, 512, 8192, 5, 1, 33, 7},
+    };
+    clattn_tensor sink = small_tensor(context, 1, 32);
+    clattn_attention_desc attention = CLATTN_ATTENTION_DESC_INIT;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        decode_case(context, &shapes[i], i % 2 ? 48 : 0, CLATTN_SELECT_PISA, NULL);
+    attention.softcap = 30;
+    attention.window = 300;
+    attention.sink = &sink;
+    decode_case(context, &shapes[0], 16, CLATTN_SELECT_DENSE, &attention);
+    clattn_tensor_release(context, &sink);
+}
+
 /* ---- selection ---- */
 
 static void select_all(clattn_context *context)
@@ -405,6 +465,7 @@ int main(int count, char **arguments)
     attend_neighborhood(context);
     select_all(context);
     select_robust(context);
+    decode_all(context);
     small_kernels(context);
     masked_kernel(context);
     subgroup_kernels(context, atoi(arguments[3]), atoi(arguments[4]));
