@@ -126,6 +126,7 @@ static void case_free(struct case_data *c)
         if (tensors[i]->data) clattn_tensor_release(bench.context, tensors[i]);
     clattn_blocks_release(bench.context, c->blocks);
     clattn_pyramid_release(bench.context, c->pyramid);
+    clattn_cache_release(bench.context, c->cache);
     free(c->lists);
 }
 
@@ -224,6 +225,11 @@ static clattn_status run_backward(struct case_data *c, const clattn_sync *sync)
                                      &gradients, sync);
 }
 
+static clattn_status run_decode(struct case_data *c, const clattn_sync *sync)
+{
+    return decode_step(&bench, c, sync);
+}
+
 static double event_end(cl_event event)
 {
     cl_ulong time = 0;
@@ -268,7 +274,8 @@ static const struct row {
     int64_t len;
     int kv_heads, group, dim, topk;
     float shared_part;
-    enum { RANDOM, SELECTED, SELECTION, EVERYTHING, GRADIENTS, STRIDES, DENSE, FLAT_MEANS, FLAT_EXACT } kind;
+    enum { RANDOM, SELECTED, SELECTION, EVERYTHING, GRADIENTS, STRIDES, DENSE, FLAT_MEANS, FLAT_EXACT, DECODE }
+        kind;
 } rows[] = {
     {"attention, random lists, 64K", 2.1, 1.5, 65536, 1, 16, 128, 8, 0, RANDOM},
     {"attention, PISA lists, correlated, 64K", 1.3, 0.6, 65536, 1, 16, 128, 8, 0.5f, SELECTED},
@@ -296,6 +303,10 @@ static const struct row {
     {"build + select + attend, random, 256K", 22, 11, 262144, 1, 16, 128, 8, 0, EVERYTHING},
     {"static log-stride, blocks of 128, 64K", 1.8, 1.1, 65536, 1, 16, 128, 0, 0, STRIDES},
     {"dense causal, 16K", 3.0, 1.9, 16384, 1, 16, 128, 0, 0, DENSE},
+    {"decode step, 16K", 0, 0, 16384, 1, 16, 128, 8, 0, DECODE},
+    {"decode step, 64K", 0, 0, 65536, 1, 16, 128, 8, 0, DECODE},
+    {"decode step, 256K", 0.1, 0.05, 262144, 1, 16, 128, 8, 0, DECODE},
+    {"decode step, 256K, correlated", 0.1, 0.05, 262144, 1, 16, 128, 8, 0.5f, DECODE},
 };
 
 static bool is_selection(const struct row *row)
@@ -305,6 +316,14 @@ static bool is_selection(const struct row *row)
 
 static void check_row(const struct row *row, struct case_data *c, char *verdict, size_t bytes)
 {
+    if (row->kind == DECODE) {
+        c->topk = row->topk;
+        c->q_block = 1;
+        c->list_heads = c->kv_heads;
+        decode_last(&bench, c);
+        if (check_lists(&bench, c, verdict, bytes)) check_forward(&bench, c, verdict, bytes);
+        return;
+    }
     if (is_selection(row) || row->kind == EVERYTHING || row->kind == SELECTED) {
         c->topk = row->topk;
         c->q_block = 1;
@@ -332,7 +351,7 @@ static void run_row(const struct row *row)
     char verdict[256] = "";
     clattn_status (*const runs[])(struct case_data *, const clattn_sync *) = {
         run_forward, run_forward, run_select,  run_all,    run_backward,
-        run_forward, run_forward, run_select, run_select};
+        run_forward, run_forward, run_select,  run_select, run_decode};
     struct case_data c = case_new(row->len, row->kv_heads, row->group, row->dim, row->shared_part);
     c.selector = row->kind == FLAT_MEANS   ? CLATTN_SELECT_FLAT_MEAN
                  : row->kind == FLAT_EXACT ? CLATTN_SELECT_FLAT_LSE
@@ -352,9 +371,10 @@ static void run_row(const struct row *row)
         printf("      -");
     } else {
         double time = time_of(&c, runs[row->kind]);
+        if (row->kind == DECODE) decode_steps(&bench, &c, verdict, sizeof verdict);
         printf("%7.3f ms", time);
         if (row->must > 0)
-            printf("  must %5.1f %-4s aim %4.1f %-4s", row->must, time <= row->must ? "met" : "-", row->aim,
+            printf("  must %5.4g %-4s aim %4.3g %-4s", row->must, time <= row->must ? "met" : "-", row->aim,
                    time <= row->aim ? "met" : "-");
     }
     printf("  %s\n", verdict);

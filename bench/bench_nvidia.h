@@ -24,20 +24,29 @@ struct bench {
 
 /* One problem, causal, q_len = kv_len = len, bfloat16; lists NULL: chosen on the card, or all keys. */
 struct case_data {
-    int64_t len;
+    int64_t len, first_row; /* rows before first_row are not computed */
     int kv_heads, group, dim, topk, q_block, list_heads;
     clattn_selector selector; /* of lists that are chosen */
     int32_t *lists; /* [len / q_block][list_heads][topk] */
     clattn_tensor q, k, v, out, lse, dout, dq, dk, dv;
     clattn_blocks *blocks;
     clattn_pyramid *pyramid;
+    clattn_cache *cache; /* with len tokens, after the steps of decode_last */
 };
+
+enum { LAST_ROWS = 32 }; /* that check_lists compares */
 
 /* Compare sampled rows in double precision; write what was found to `verdict`, "WRONG ..." and false when it
  * differs. */
 bool check_lists(const struct bench *bench, struct case_data *c, char *verdict, size_t bytes);
 bool check_forward(const struct bench *bench, struct case_data *c, char *verdict, size_t bytes);
 bool check_backward(const struct bench *bench, struct case_data *c, char *verdict, size_t bytes);
+
+/* Decoding: fills a cache with all but the last LAST_ROWS tokens and decodes these one by one, which gives their lists,
+ * out and lse. A step more. bench_nvidia_decode.c */
+void decode_last(const struct bench *bench, struct case_data *c);
+void decode_steps(const struct bench *bench, struct case_data *c, char *verdict, size_t bytes);
+clattn_status decode_step(const struct bench *bench, struct case_data *c, const clattn_sync *sync);
 
 void bench_fail(const char *what, int code);
 
