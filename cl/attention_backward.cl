@@ -37,7 +37,9 @@ typedef ushort element_bfloat16;
 #define FIELD_Q_ROW 18     /* its first row of q and of k, for element masks */
 #define FIELD_K_ROW 19
 #define FIELD_BATCH 20
-#define FIELDS 21
+#define FIELD_BLOCKS 21 /* its number of key blocks */
+#define FIELD_START 22  /* entry of the caller's block boundaries that its first block has */
+#define FIELDS 23
 
 #define LEN_STRIDE(TABLE, TENSOR) ((TABLE)[2 * (TENSOR)])
 #define HEAD_STRIDE(TABLE, TENSOR) ((TABLE)[2 * (TENSOR) + 1])
@@ -92,11 +94,24 @@ inline void tile_products(__local const lanes *lane_tile, __local const float4 *
 /* Column of an item's sum d: four neighbouring ones, then the next four STREAM_GROUPS * 4 further. */
 #define ITEM_COLUMN(D, STREAM_GROUP) (((D) / 4 * STREAM_GROUPS + (STREAM_GROUP)) * 4 + (D) % 4)
 
+/* Is an element infinite or NaN? From the bits, as in attention_forward.cl: a part of what is_odd takes. */
+#define ODD_BITS(N, X) (((AS_BITS(N)(X) >> 23) & 255) + 1)
+#define IS_ODD(CHECK) any((CHECK) << 23)
+
+/* sum + weight * y; with `careful` just sum where the weight is 0, so that a NaN or an infinity of a row stays
+ * with the lanes that see it. mad, so that both ways give the same bits. */
+inline lanes plus_weighted(lanes sum, lanes weight, float y, bool careful)
+{
+    lanes next = mad(weight, (lanes)(y), sum);
+    return careful ? (weight == (lanes)(0.0f) ? sum : next) : next;
+}
+
 /* sums[d] += sum_j weights[j] x column d of streamed row j, for the item's share of `columns`. The inner sum
- * begins anew in each tile, so that chains of additions stay short. */
+ * begins anew in each tile, so that chains of additions stay short. careful: the rows have a NaN or an
+ * infinity. */
 inline void tile_add(lanes *sums, const uint item_columns, __local const lanes *weights,
                      __local const float4 *stream_tile, const uint columns, const uint pitch, uint lane_group,
-                     uint stream_group)
+                     uint stream_group, bool careful)
 {
 #pragma unroll
     for (uint d = 0; d < item_columns; d += 4) {
@@ -106,10 +121,10 @@ inline void tile_add(lanes *sums, const uint item_columns, __local const lanes *
         for (uint j = 0; j < STREAM; j++) {
             lanes weight = weights[j * LANE_GROUPS + lane_group];
             float4 y = stream_tile[j * (pitch / 4) + at];
-            x0 += weight * y.x;
-            x1 += weight * y.y;
-            x2 += weight * y.z;
-            x3 += weight * y.w;
+            x0 = plus_weighted(x0, weight, y.x, careful);
+            x1 = plus_weighted(x1, weight, y.y, careful);
+            x2 = plus_weighted(x2, weight, y.z, careful);
+            x3 = plus_weighted(x3, weight, y.w, careful);
         }
         sums[d] += x0;
         sums[d + 1] += x1;

@@ -73,10 +73,32 @@ inline struct place place_of(__global const long *table, uint sequences, ulong b
 {
     struct place place;
     place.sequence = sequence_by(table, sequences, FIELD_BIN, bin);
-    const uint blocks = CEIL_DIV((uint)place.sequence[FIELD_KV_LEN], BLOCK);
+    const uint blocks = (uint)place.sequence[FIELD_BLOCKS];
     const uint local_bin = (uint)(bin - (ulong)place.sequence[FIELD_BIN]);
     place.kv_head = blocks > 0 ? local_bin / blocks : 0;
     place.block = local_bin - place.kv_head * blocks;
     if (LIST_KV > 1) place.kv_head = shared_head;
     return place;
 }
+
+#if STARTS
+/* With the caller's block boundaries: bin_table [bins] of first tile, first key and the key after the last one.
+ */
+#define BIN_TILE(TABLE, BIN) (TABLE)[3 * (BIN)]
+#define BIN_KEY(TABLE, BIN) (uint)(TABLE)[3 * (BIN) + 1]
+#define BIN_END(TABLE, BIN) (uint)(TABLE)[3 * (BIN) + 2]
+
+/* The bin of a tile: the last one whose first tile is at most this one. */
+inline ulong bin_of_tile(__global const long *bin_table, ulong bins, ulong tile)
+{
+    ulong low = 0, high = bins;
+    while (high - low > 1) {
+        ulong middle = (low + high) / 2;
+        if ((ulong)BIN_TILE(bin_table, middle) <= tile)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+#endif

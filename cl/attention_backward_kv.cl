@@ -10,6 +10,11 @@
  *     s [STREAM][LANE_ROWS] = q x k^T            dp [STREAM][LANE_ROWS] = dout x v^T
  *     dk^T [DIM][LANE_ROWS] += q^T x dx          dv^T [DIM_V][LANE_ROWS] += dout^T x P
  *
+ * With COMPENSATION the block also receives a share of what rows that see but do not list it give to the
+ * nearest block on its left that they list: the group then walks over the blocks on the left as well, each with
+ * its keys and its rows, of which those pass that list nothing between. That is as much work as dense
+ * attention's.
+ *
  * A bin holds the rows of one block; those of many rows are cut into pieces (attention_backward_bins.cl), whose
  * sums attention_backward_merge adds in order.
  *
@@ -20,7 +25,9 @@
  * Macros: DIM, DIM_V 1..256; BLOCK, and LANE_ROWS keys of a tile, which divide BLOCK; STREAM pairs at a time;
  * ITEM_COLUMNS, ITEM_COLUMNS_V dimensions an item, multiples of 4; GROUP query heads a key head; LIST_GROUP of
  * them with lists of their own (1 or GROUP); LIST_KV key heads that share a list; LOAD_K, LOAD_V elements a
- * load; PAD floats after a row of a tile; DOUT_DTYPE, DK_DTYPE, DV_DTYPE; SOFTCAP, BIAS, DBIAS, MASK 0 or 1. */
+ * load; PAD floats after a row of a tile; DOUT_DTYPE, DK_DTYPE, DV_DTYPE; SOFTCAP, BIAS, DBIAS, MASK 0 or 1;
+ * COMPENSATION 0 or 1, not with STARTS; STARTS 1: blocks begin where the caller says, each is cut into tiles of
+ * LANE_ROWS keys, and no bin is cut. */
 
 #include "attention_backward.cl"
 #include "attention_backward_bins.cl"
@@ -36,6 +43,17 @@
 #define TILES (BLOCK / LANE_ROWS)
 #define ENTRY_HEADS (GROUP / LIST_GROUP) /* query heads of an entry */
 #define PARTIAL (BLOCK * (DIM + DIM_V))
+
+#if COMPENSATION
+/* Does a list have a block of first .. end - 1? */
+inline bool lists_any(__global const int *list, uint topk, uint first, uint end)
+{
+    bool has = false;
+    for (uint t = 0; t < topk; t++)
+        has |= list[t] >= (int)first && list[t] < (int)end;
+    return has;
+}
+#endif
 
 inline void store_key(float x, __global ELEMENT_OF(DK_DTYPE) * to, uint accumulate)
 {
@@ -57,9 +75,10 @@ attention_backward_kv(__global const element *restrict q, __global const element
                       __global const float *restrict bias, __global float *restrict bias_part,
                       __global const int *restrict indices, __global const uchar *restrict cut,
                       __global const int *restrict window_of, __global const int *restrict coordinate,
-                      uint sequences, ulong unit_first, ulong bin_count, ulong chunks, ulong virtual_rows,
-                      ulong segment, float scale, float softcap, long window, int causal, uint accumulate,
-                      uint has_lists, uint has_results, uint q_block, uint topk, uint kv_heads)
+                      __global const long *restrict bin_table, uint sequences, ulong unit_first,
+                      ulong bin_count, ulong chunks, ulong virtual_rows, ulong segment, float scale,
+                      float softcap, long window, int causal, uint accumulate, uint has_lists, uint has_results,
+                      uint q_block, uint topk, uint kv_heads, uint list_heads, float compensation)
 {
     __local lanes k_tile[K_COLUMNS * LANE_GROUPS]; /* k^T, at the end dk^T */
     __local lanes v_tile[V_COLUMNS * LANE_GROUPS]; /* v^T, at the end dv^T */
@@ -68,6 +87,7 @@ attention_backward_kv(__global const element *restrict q, __global const element
     __local long q_first[STREAM], dout_first[STREAM]; /* elements; -1: no pair */
     __local float pair_lse[STREAM], pair_delta[STREAM], pair_bias[STREAM];
     __local int pair_from[STREAM], pair_end[STREAM]; /* keys of the tile that the pair's row sees */
+    __local int odd;                                 /* the rows have a NaN or an infinity */
 #if DBIAS
     __local float ds_part[STREAM * LANE_GROUPS], head_bias[GROUP];
     __local int pair_head[STREAM];
@@ -80,39 +100,33 @@ attention_backward_kv(__global const element *restrict q, __global const element
     const uint lid = get_local_id(0), stream_group = lid / LANE_GROUPS;
     const uint lane_group = lid - stream_group * LANE_GROUPS;
     const ulong unit = unit_first + get_group_id(0);
+    struct bins bins = {starts, bin_count, chunks, virtual_rows, segment, has_lists};
+#if STARTS
+    const ulong tiles = unit / LIST_KV, bin = bin_of_tile(bin_table, bin_count, tiles);
+    const uint shared_head = (uint)(unit - tiles * LIST_KV), tile = 0;
+    const struct piece piece = piece_of(&bins, bin);
+#else
     const ulong tiles = unit / TILES, piece_unit = tiles / LIST_KV;
     const uint tile = (uint)(unit - tiles * TILES), shared_head = (uint)(tiles - piece_unit * LIST_KV);
-    struct bins bins = {starts, bin_count, chunks, virtual_rows, segment, has_lists};
     const struct piece piece = piece_of(&bins, piece_unit);
+#endif
     const struct place place = place_of(table, sequences, piece.bin, shared_head);
     __global const long *sequence = place.sequence;
     const uint q_len = (uint)sequence[FIELD_Q_LEN], kv_len = (uint)sequence[FIELD_KV_LEN];
     const uint q_heads = kv_heads * GROUP, block = place.block, kv_head = place.kv_head;
-    const uint key = block * BLOCK + tile * LANE_ROWS,
-               keys = key < kv_len ? min((uint)LANE_ROWS, kv_len - key) : 0;
+#if STARTS
+    const uint key = BIN_KEY(bin_table, bin) + (uint)(tiles - (ulong)BIN_TILE(bin_table, bin)) * LANE_ROWS,
+               key_end = BIN_END(bin_table, bin);
+#else
+    const uint key = block * BLOCK + tile * LANE_ROWS, key_end = kv_len;
+#endif
+    const uint keys = key < key_end ? min((uint)LANE_ROWS, key_end - key) : 0;
     const long shift = (long)kv_len - (long)q_len; /* position of query row 0 */
-
-    /* Entries of the piece; without lists they are the query rows from the first one that sees the block. */
     const uint dense_first = causal ? (uint)clamp((long)block * BLOCK - shift, 0L, (long)q_len) : 0;
-    const ulong used = has_lists ? piece.entries : (ulong)(q_len - dense_first);
-    const ulong entry_first = piece.pieces ? used * piece.number / piece.pieces : 0;
-    const ulong entry_end = piece.pieces && keys ? used * (piece.number + 1) / piece.pieces : entry_first;
     const uint entry_pairs = q_block * ENTRY_HEADS;
 
     __global const element *k_rows = k + sequence[TENSOR_K] + (long)kv_head * HEAD_STRIDE(table, TENSOR_K);
     __global const element *v_rows = v + sequence[TENSOR_V] + (long)kv_head * HEAD_STRIDE(table, TENSOR_V);
-    for (uint e = lid; e < LANE_ROWS * DIM_PADDED; e += ITEMS) {
-        uint row = e / DIM_PADDED, d = e - row * DIM_PADDED;
-        float x = 0;
-        if (row < keys && d < DIM) x = LOAD(1)(k_rows + (long)(key + row) * LEN_STRIDE(table, TENSOR_K) + d);
-        ((__local float *)k_tile)[d * LANE_ROWS + row] = x;
-    }
-    for (uint e = lid; e < LANE_ROWS * DIM_V_PADDED; e += ITEMS) {
-        uint row = e / DIM_V_PADDED, d = e - row * DIM_V_PADDED;
-        float x = 0;
-        if (row < keys && d < DIM_V) x = LOAD(1)(v_rows + (long)(key + row) * LEN_STRIDE(table, TENSOR_V) + d);
-        ((__local float *)v_tile)[d * LANE_ROWS + row] = x;
-    }
 #if MASK
     for (uint row = lid; row < LANE_ROWS; row += ITEMS)
         for (uint a = 0; a < 3; a++)
@@ -131,120 +145,184 @@ attention_backward_kv(__global const element *restrict q, __global const element
     for (uint d = 0; d < ITEM_COLUMNS_V; d++)
         dv_sums[d] = 0.0f;
 
-    const ulong pair_first = entry_first * entry_pairs, pair_count = entry_end * entry_pairs;
-    for (ulong pair = pair_first; pair < pair_count; pair += STREAM) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        for (uint n = lid; n < STREAM; n += ITEMS) {
-            const ulong entry = (pair + n) / entry_pairs;
-            const uint rest = (uint)(pair + n - entry * entry_pairs), in_block = rest / ENTRY_HEADS;
-            uint list_row = 0, i = q_len, in_group = 0;
-            if (pair + n < pair_count) {
-                const uint value = has_lists ? entries[piece.first + entry] : dense_first + (uint)entry;
-                list_row = has_lists ? value / LIST_GROUP : value;
-                in_group = has_lists ? value - list_row * LIST_GROUP : 0;
-                i = list_row * q_block + in_block;
-            }
-            const uint in_entry = rest - in_block * ENTRY_HEADS;
-            const uint head = kv_head * GROUP + (LIST_GROUP > 1 ? in_group : in_entry);
-            const long position = (long)i + shift;
-            float z = -INFINITY;
-            long seen_end = 0, seen_first = 0;
-            if (i < q_len) {
-                z = lse[sequence[TENSOR_LSE] + (long)i * LEN_STRIDE(table, TENSOR_LSE) +
-                        (long)head * HEAD_STRIDE(table, TENSOR_LSE)];
-                seen_end = causal ? position + 1 : window ? min((long)kv_len, position + window) : (long)kv_len;
-                seen_first = window ? max(position - window + 1, 0L) : 0L;
-            }
-            const bool is_seen = z > -INFINITY && seen_end > (long)key && seen_first < (long)(key + LANE_ROWS);
-            q_first[n] = -1;
-            if (is_seen) {
-                q_first[n] = sequence[TENSOR_Q] + (long)i * LEN_STRIDE(table, TENSOR_Q) +
-                             (long)head * HEAD_STRIDE(table, TENSOR_Q);
-                dout_first[n] = sequence[TENSOR_DOUT] + (long)i * LEN_STRIDE(table, TENSOR_DOUT) +
-                                (long)head * HEAD_STRIDE(table, TENSOR_DOUT);
-            }
-            pair_lse[n] = is_seen ? z : INFINITY;
-            pair_delta[n] = is_seen ? delta[(ulong)sequence[FIELD_DELTA] + (ulong)i * q_heads + head] : 0.0f;
-            pair_end[n] = is_seen ? (int)min(seen_end - (long)key, (long)keys) : 0;
-            pair_from[n] = is_seen ? (int)max(seen_first - (long)key, 0L) : 0;
-            pair_bias[n] = 0;
+#if COMPENSATION
+    for (uint distance = 0; distance <= block; distance++)
+#else
+    const uint distance = 0;
+#endif
+    { /* keys from_key ... of the block `distance` on the left, and the rows that list it */
+        const uint from_key = key - distance * BLOCK;
+        const uint from_keys = distance ? LANE_ROWS : keys;
+        ulong first = piece.first, used = has_lists ? piece.entries : (ulong)(q_len - dense_first);
+        ulong number = piece.number, pieces = keys ? piece.pieces : 0;
+        if (distance) { /* the pieces share the blocks */
+            pieces = pieces && distance % pieces == number;
+            number = 0;
+            first = bin_first(&bins, piece.bin - distance);
+            used = bin_first(&bins, piece.bin - distance + 1) - first;
+        }
+        /* Entries of the piece; without lists they are the query rows from the first one that sees the block.
+         */
+        const ulong pair_first = pieces ? used * number / pieces * entry_pairs : 0;
+        const ulong pair_count = pieces ? used * (number + 1) / pieces * entry_pairs : 0;
+        for (uint e = lid; e < LANE_ROWS * DIM_PADDED; e += ITEMS) {
+            uint row = e / DIM_PADDED, d = e - row * DIM_PADDED;
+            float x = 0;
+            if (row < from_keys && d < DIM)
+                x = LOAD(1)(k_rows + (long)(from_key + row) * LEN_STRIDE(table, TENSOR_K) + d);
+            ((__local float *)k_tile)[d * LANE_ROWS + row] = x;
+        }
+        for (uint e = lid; e < LANE_ROWS * DIM_V_PADDED; e += ITEMS) {
+            uint row = e / DIM_V_PADDED, d = e - row * DIM_V_PADDED;
+            float x = 0;
+            if (row < from_keys && d < DIM_V)
+                x = LOAD(1)(v_rows + (long)(from_key + row) * LEN_STRIDE(table, TENSOR_V) + d);
+            ((__local float *)v_tile)[d * LANE_ROWS + row] = x;
+        }
+        for (ulong pair = pair_first; pair < pair_count; pair += STREAM) {
+            barrier(CLK_LOCAL_MEM_FENCE);
+            if (lid == 0) odd = 0;
+            for (uint n = lid; n < STREAM; n += ITEMS) {
+                const ulong entry = (pair + n) / entry_pairs;
+                const uint rest = (uint)(pair + n - entry * entry_pairs), in_block = rest / ENTRY_HEADS;
+                uint list_row = 0, i = q_len, in_group = 0;
+                if (pair + n < pair_count) {
+                    const uint value = has_lists ? entries[first + entry] : dense_first + (uint)entry;
+                    list_row = has_lists ? value / LIST_GROUP : value;
+                    in_group = has_lists ? value - list_row * LIST_GROUP : 0;
+                    i = list_row * q_block + in_block;
+                }
+                const uint in_entry = rest - in_block * ENTRY_HEADS;
+                const uint head = kv_head * GROUP + (LIST_GROUP > 1 ? in_group : in_entry);
+                const long position = (long)i + shift;
+                float z = -INFINITY;
+                long seen_end = 0, seen_first = 0;
+                if (i < q_len) {
+                    z = lse[sequence[TENSOR_LSE] + (long)i * LEN_STRIDE(table, TENSOR_LSE) +
+                            (long)head * HEAD_STRIDE(table, TENSOR_LSE)];
+                    seen_end = causal   ? position + 1
+                               : window ? min((long)kv_len, position + window)
+                                        : (long)kv_len;
+                    seen_first = window ? max(position - window + 1, 0L) : 0L;
+                }
+                bool is_seen =
+                    z != -INFINITY && seen_end > (long)key && seen_first < (long)(from_key + LANE_ROWS);
+#if COMPENSATION
+                const uint list_head = list_heads == 1 ? 0 : LIST_GROUP > 1 ? head : kv_head;
+                const ulong own_list = ((ulong)sequence[FIELD_LIST_ROW] + list_row) * list_heads + list_head;
+                if (distance && is_seen)
+                    is_seen = !lists_any(indices + own_list * topk, topk, block - distance + 1, block + 1);
+#endif
+                q_first[n] = -1;
+                if (is_seen) {
+                    q_first[n] = sequence[TENSOR_Q] + (long)i * LEN_STRIDE(table, TENSOR_Q) +
+                                 (long)head * HEAD_STRIDE(table, TENSOR_Q);
+                    dout_first[n] = sequence[TENSOR_DOUT] + (long)i * LEN_STRIDE(table, TENSOR_DOUT) +
+                                    (long)head * HEAD_STRIDE(table, TENSOR_DOUT);
+                }
+                pair_lse[n] = is_seen ? z : INFINITY;
+                pair_delta[n] =
+                    is_seen ? delta[(ulong)sequence[FIELD_DELTA] + (ulong)i * q_heads + head] : 0.0f;
+                pair_end[n] = is_seen ? (int)min(seen_end - (long)key, (long)keys) : 0;
+                pair_from[n] = is_seen ? (int)max(seen_first - (long)from_key, 0L) : 0;
+                pair_bias[n] = 0;
 #if BIAS
-            if (is_seen)
-                pair_bias[n] = bias[sequence[TENSOR_BIAS] + (long)block * LEN_STRIDE(table, TENSOR_BIAS) +
-                                    (long)head * HEAD_STRIDE(table, TENSOR_BIAS)];
+                if (is_seen)
+                    pair_bias[n] =
+                        bias[sequence[TENSOR_BIAS] + (long)(block - distance) * LEN_STRIDE(table, TENSOR_BIAS) +
+                             (long)head * HEAD_STRIDE(table, TENSOR_BIAS)];
 #endif
 #if DBIAS
-            pair_head[n] = (int)(head - kv_head * GROUP);
+                pair_head[n] = (int)(head - kv_head * GROUP);
 #endif
 #if MASK
-            pair_cut[n] = 0;
-            for (uint a = 0; a < 6; a++)
-                pair_window[n * 6 + a] = is_seen ? window_of[((ulong)sequence[FIELD_Q_ROW] + i) * 6 + a] : 0;
-            const ulong list = ((ulong)sequence[FIELD_LIST_ROW] + list_row) * topk;
-            for (uint t = 0; is_seen && t < topk; t++)
-                if (indices[list + t] == (int)block) pair_cut[n] = cut[list + t];
+                pair_cut[n] = 0;
+                for (uint a = 0; a < 6; a++)
+                    pair_window[n * 6 + a] =
+                        is_seen ? window_of[((ulong)sequence[FIELD_Q_ROW] + i) * 6 + a] : 0;
+                const ulong list = ((ulong)sequence[FIELD_LIST_ROW] + list_row) * topk;
+                for (uint t = 0; is_seen && t < topk; t++)
+                    if (indices[list + t] == (int)block) pair_cut[n] = cut[list + t];
 #endif
-        }
-        barrier(CLK_LOCAL_MEM_FENCE);
-        for (uint e = lid; e < STREAM * CEIL_DIV(DIM_PADDED, LOAD_K); e += ITEMS) {
-            uint row = e / CEIL_DIV(DIM_PADDED, LOAD_K), d = (e - row * CEIL_DIV(DIM_PADDED, LOAD_K)) * LOAD_K;
-            VECTOR(LOAD_K) x = 0.0f;
-            if (q_first[row] >= 0 && d < DIM) x = LOAD(LOAD_K)(q + q_first[row] + d);
-            PUT(LOAD_K)(x, (__local float *)q_tile + row * Q_PITCH + d);
-        }
-        for (uint e = lid; e < STREAM * CEIL_DIV(DIM_V_PADDED, LOAD_V); e += ITEMS) {
-            uint row = e / CEIL_DIV(DIM_V_PADDED, LOAD_V),
-                 d = (e - row * CEIL_DIV(DIM_V_PADDED, LOAD_V)) * LOAD_V;
-            VECTOR(LOAD_V) x = 0.0f;
-            if (q_first[row] >= 0 && d < DIM_V) x = LOAD_OF(DOUT_DTYPE, LOAD_V)(dout + dout_first[row] + d);
-            PUT(LOAD_V)(x, (__local float *)dout_tile + row * DOUT_PITCH + d);
-        }
-        barrier(CLK_LOCAL_MEM_FENCE);
-
-        lanes s[ITEM_STREAM], dp[ITEM_STREAM];
-        tile_products(k_tile, q_tile, DIM_PADDED, Q_PITCH, lane_group, stream_group, s);
-        tile_products(v_tile, dout_tile, DIM_V_PADDED, DOUT_PITCH, lane_group, stream_group, dp);
-#pragma unroll
-        for (uint j = 0; j < ITEM_STREAM; j++) {
-            const uint n = j * STREAM_GROUPS + stream_group;
-            const lanes_int at = (lanes_int)((int)(lane_group * LANES)) + LANE_NUMBER;
-            lanes z = scale * s[j], slope = 1.0f;
-            lanes_int visible = (at < (lanes_int)(pair_end[n])) & (at >= (lanes_int)(pair_from[n]));
-#if SOFTCAP
-            lanes bent = tanh(z / softcap);
-            z = softcap * bent;
-            slope = 1.0f - bent * bent;
-#endif
-            z += pair_bias[n];
-#if MASK
-            lanes_int inside = visible;
-            for (uint a = 0; a < 3; a++)
-                inside &=
-                    (key_place[a * LANE_GROUPS + lane_group] >= (lanes_int)(pair_window[n * 6 + 2 * a])) &
-                    (key_place[a * LANE_GROUPS + lane_group] < (lanes_int)(pair_window[n * 6 + 2 * a + 1]));
-            if (pair_cut[n]) visible = inside;
-#endif
-            lanes p = visible ? exp(z - pair_lse[n]) : (lanes)(0.0f);
-            lanes ds = visible ? p * (dp[j] - pair_delta[n]) : (lanes)(0.0f);
-            p_tile[n * LANE_GROUPS + lane_group] = p;
-            dx_tile[n * LANE_GROUPS + lane_group] = scale * ds * slope;
-#if DBIAS
-            ds_part[n * LANE_GROUPS + lane_group] = lanes_sum(ds);
-#endif
-        }
-        barrier(CLK_LOCAL_MEM_FENCE);
-        tile_add(dk_sums, ITEM_COLUMNS, dx_tile, q_tile, DIM_PADDED, Q_PITCH, lane_group, stream_group);
-        tile_add(dv_sums, ITEM_COLUMNS_V, p_tile, dout_tile, DIM_V_PADDED, DOUT_PITCH, lane_group,
-                 stream_group);
-#if DBIAS
-        for (uint h = lid; h < GROUP; h += ITEMS) {
-            float sum = 0;
+            }
+            barrier(CLK_LOCAL_MEM_FENCE);
+#if COMPENSATION
+            bool has_pair = false;
             for (uint n = 0; n < STREAM; n++)
-                for (uint g = 0; pair_head[n] == (int)h && g < LANE_GROUPS; g++)
-                    sum += ds_part[n * LANE_GROUPS + g];
-            head_bias[h] += sum;
-        }
+                has_pair |= q_first[n] >= 0;
+            if (!has_pair) continue; /* all items do */
 #endif
+            BITS(LOAD_K) check_q = 0;
+            BITS(LOAD_V) check_dout = 0;
+            for (uint e = lid; e < STREAM * CEIL_DIV(DIM_PADDED, LOAD_K); e += ITEMS) {
+                uint row = e / CEIL_DIV(DIM_PADDED, LOAD_K),
+                     d = (e - row * CEIL_DIV(DIM_PADDED, LOAD_K)) * LOAD_K;
+                VECTOR(LOAD_K) x = 0.0f;
+                if (q_first[row] >= 0 && d < DIM) x = LOAD(LOAD_K)(q + q_first[row] + d);
+                PUT(LOAD_K)(x, (__local float *)q_tile + row * Q_PITCH + d);
+                check_q |= ODD_BITS(LOAD_K, x);
+            }
+            for (uint e = lid; e < STREAM * CEIL_DIV(DIM_V_PADDED, LOAD_V); e += ITEMS) {
+                uint row = e / CEIL_DIV(DIM_V_PADDED, LOAD_V),
+                     d = (e - row * CEIL_DIV(DIM_V_PADDED, LOAD_V)) * LOAD_V;
+                VECTOR(LOAD_V) x = 0.0f;
+                if (q_first[row] >= 0 && d < DIM_V) x = LOAD_OF(DOUT_DTYPE, LOAD_V)(dout + dout_first[row] + d);
+                PUT(LOAD_V)(x, (__local float *)dout_tile + row * DOUT_PITCH + d);
+                check_dout |= ODD_BITS(LOAD_V, x);
+            }
+            if (IS_ODD(check_q) || IS_ODD(check_dout)) odd = 1;
+            barrier(CLK_LOCAL_MEM_FENCE);
+
+            lanes s[ITEM_STREAM], dp[ITEM_STREAM];
+            tile_products(k_tile, q_tile, DIM_PADDED, Q_PITCH, lane_group, stream_group, s);
+            tile_products(v_tile, dout_tile, DIM_V_PADDED, DOUT_PITCH, lane_group, stream_group, dp);
+#pragma unroll
+            for (uint j = 0; j < ITEM_STREAM; j++) {
+                const uint n = j * STREAM_GROUPS + stream_group;
+                const lanes_int at = (lanes_int)((int)(lane_group * LANES)) + LANE_NUMBER;
+                lanes z = scale * s[j], slope = 1.0f;
+                lanes_int visible = (at < (lanes_int)(pair_end[n])) & (at >= (lanes_int)(pair_from[n]));
+#if SOFTCAP
+                lanes bent = tanh(z / softcap);
+                z = softcap * bent;
+                slope = 1.0f - bent * bent;
+#endif
+                z += pair_bias[n];
+#if MASK
+                lanes_int inside = visible;
+                for (uint a = 0; a < 3; a++)
+                    inside &=
+                        (key_place[a * LANE_GROUPS + lane_group] >= (lanes_int)(pair_window[n * 6 + 2 * a])) &
+                        (key_place[a * LANE_GROUPS + lane_group] < (lanes_int)(pair_window[n * 6 + 2 * a + 1]));
+                if (pair_cut[n]) visible = inside;
+#endif
+                lanes p = visible ? exp(z - pair_lse[n]) : (lanes)(0.0f);
+                lanes ds = visible ? p * (dp[j] - pair_delta[n]) : (lanes)(0.0f);
+#if DBIAS
+                ds_part[n * LANE_GROUPS + lane_group] = distance ? 0.0f : lanes_sum(ds);
+#endif
+#if COMPENSATION
+                p *= distance ? compensation : 1.0f;
+                ds *= distance ? compensation : 1.0f;
+#endif
+                p_tile[n * LANE_GROUPS + lane_group] = p;
+                dx_tile[n * LANE_GROUPS + lane_group] = scale * ds * slope;
+            }
+            barrier(CLK_LOCAL_MEM_FENCE);
+            tile_add(dk_sums, ITEM_COLUMNS, dx_tile, q_tile, DIM_PADDED, Q_PITCH, lane_group, stream_group,
+                     odd != 0);
+            tile_add(dv_sums, ITEM_COLUMNS_V, p_tile, dout_tile, DIM_V_PADDED, DOUT_PITCH, lane_group,
+                     stream_group, odd != 0);
+#if DBIAS
+            for (uint h = lid; h < GROUP; h += ITEMS) {
+                float sum = 0;
+                for (uint n = 0; n < STREAM; n++)
+                    for (uint g = 0; pair_head[n] == (int)h && g < LANE_GROUPS; g++)
+                        sum += ds_part[n * LANE_GROUPS + g];
+                head_bias[h] += sum;
+            }
+#endif
+        }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 
@@ -322,10 +400,11 @@ attention_backward_merge(__global const float *restrict partial, __global ELEMEN
 /* Gradient of one bias an item: the sums of dS of all units that it belongs to, in order. */
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void
 attention_backward_bias(__global const float *restrict bias_part, __global float *restrict dbias,
-                        __global const uint *restrict starts, __global const long *restrict table,
-                        uint sequences, ulong unit_first, ulong bin_count, ulong chunks, ulong virtual_rows,
-                        ulong segment, uint accumulate, uint has_lists, uint q_heads, ulong bias_len,
-                        ulong bias_batches, long first, long batch_stride, long len_stride, long head_stride)
+                        __global const uint *restrict starts, __global const long *restrict bin_table,
+                        __global const long *restrict table, uint sequences, ulong unit_first, ulong bin_count,
+                        ulong chunks, ulong virtual_rows, ulong segment, uint accumulate, uint has_lists,
+                        uint q_heads, ulong bias_len, ulong bias_batches, long first, long batch_stride,
+                        long len_stride, long head_stride)
 {
     struct bins bins = {starts, bin_count, chunks, virtual_rows, segment, has_lists};
     const ulong n = (unit_first + get_group_id(0)) * ITEMS + get_local_id(0), rows = n / q_heads;
@@ -335,9 +414,17 @@ attention_backward_bias(__global const float *restrict bias_part, __global float
     float total = 0;
     for (uint s = 0; s < sequences; s++) {
         __global const long *sequence = table + 2 * TENSORS + s * FIELDS;
-        const uint blocks = CEIL_DIV((uint)sequence[FIELD_KV_LEN], BLOCK);
+        const uint blocks = (uint)sequence[FIELD_BLOCKS];
         if (block >= blocks || (bias_batches > 1 && (ulong)sequence[FIELD_BATCH] != batch)) continue;
         const ulong bin = (ulong)sequence[FIELD_BIN] + (LIST_KV > 1 ? 0 : (ulong)kv_head * blocks) + block;
+#if STARTS
+        const uint bin_tiles = CEIL_DIV(BIN_END(bin_table, bin) - BIN_KEY(bin_table, bin), LANE_ROWS);
+        for (uint tile = 0; tile < bin_tiles; tile++)
+            total +=
+                bias_part[((((ulong)BIN_TILE(bin_table, bin) + tile) * LIST_KV) + (LIST_KV > 1 ? kv_head : 0)) *
+                              GROUP +
+                          head - kv_head * GROUP];
+#else
         const ulong entry = bin_first(&bins, bin),
                     pieces = bin_pieces(&bins, bin_first(&bins, bin + 1) - entry);
         ulong unit = pieces == 1 ? bin : bin_count + entry / segment;
@@ -345,6 +432,7 @@ attention_backward_bias(__global const float *restrict bias_part, __global float
             for (uint tile = 0; tile < TILES; tile++)
                 total += bias_part[((unit * LIST_KV + (LIST_KV > 1 ? kv_head : 0)) * TILES + tile) * GROUP +
                                    head - kv_head * GROUP];
+#endif
     }
     __global float *place =
         dbias + first + (long)batch * batch_stride + (long)block * len_stride + (long)head * head_stride;

@@ -16,7 +16,8 @@
  * Macros: DIM, DIM_V 1..256; LANE_ROWS >= TOKENS * HEADS; STREAM a power of two that divides BLOCK;
  * ITEM_COLUMNS dimensions an item, a multiple of 4, STREAM_GROUPS * ITEM_COLUMNS >= DIM; GROUP query heads a
  * key head, HEADS of them in a tile; LOAD_K, LOAD_V elements a load, divide DIM and DIM_V; PAD floats after a
- * row of a tile, a multiple of 4; DOUT_DTYPE, DQ_DTYPE; SOFTCAP, BIAS, MASK 0 or 1. */
+ * row of a tile, a multiple of 4; DOUT_DTYPE, DQ_DTYPE; SOFTCAP, BIAS, MASK 0 or 1; STARTS 1: blocks begin
+ * where the caller says. */
 
 #include "attention_backward.cl"
 
@@ -30,17 +31,21 @@
 #define Q_COLUMNS (DIM_PADDED > SUM_COLUMNS ? DIM_PADDED : SUM_COLUMNS)
 #define NO_BLOCK 0x7fffffff
 
-/* Loads `count` rows, the rest of STREAM rows becomes zero, as do columns past the dimension. */
+/* Loads `count` rows, the rest of STREAM rows becomes zero, as do columns past the dimension. Returns whether
+ * an element is infinite or NaN. */
 #define DEFINE_LOAD_ROWS(NAME, WIDTH, COLUMNS, COLUMNS_PADDED, PITCH)                                          \
-    inline void NAME(__local float *tile, __global const element *rows, long stride, uint count, uint lid)     \
+    inline int NAME(__local float *tile, __global const element *rows, long stride, uint count, uint lid)      \
     {                                                                                                          \
         const uint loads = CEIL_DIV(COLUMNS_PADDED, WIDTH);                                                    \
+        BITS(WIDTH) check = 0;                                                                                 \
         for (uint e = lid; e < STREAM * loads; e += ITEMS) {                                                   \
             uint row = e / loads, column = (e - row * loads) * WIDTH;                                          \
             VECTOR(WIDTH) x = 0.0f;                                                                            \
             if (row < count && column < COLUMNS) x = LOAD(WIDTH)(rows + (long)row * stride + column);          \
             PUT(WIDTH)(x, tile + row * PITCH + column);                                                        \
+            check |= ODD_BITS(WIDTH, x);                                                                       \
         }                                                                                                      \
+        return IS_ODD(check);                                                                                  \
     }
 DEFINE_LOAD_ROWS(load_keys, LOAD_K, DIM, DIM_PADDED, K_PITCH)
 DEFINE_LOAD_ROWS(load_values, LOAD_V, DIM_V, DIM_V_PADDED, V_PITCH)
@@ -49,9 +54,26 @@ DEFINE_LOAD_ROWS(load_values, LOAD_V, DIM_V, DIM_V_PADDED, V_PITCH)
 struct list {
     __global const int *indices, *counts;
     ulong first; /* list of the sequence's first token */
-    uint heads, q_block, topk, has_lists;
+    uint heads, q_block, topk, has_lists, blocks, kv_len;
     ulong seen_most; /* keys that some token sees */
+    __global const long *starts; /* of the sequence's blocks; with STARTS */
+    long k_row;
 };
+
+/* First key of a block, counted from the sequence's first, and the key after its last one. */
+inline uint block_first_key(const struct list *list, int block)
+{
+#if STARTS
+    return (uint)(list->starts[block] - list->k_row);
+#else
+    return (uint)block * BLOCK;
+#endif
+}
+
+inline uint block_end_key(const struct list *list, int block)
+{
+    return (uint)block + 1 < list->blocks ? block_first_key(list, block + 1) : list->kv_len;
+}
 
 /* Entry `at` of a token's list; NO_BLOCK past its end or past the keys. Lists ascend. */
 inline int list_entry(const struct list *list, uint token, int at)
@@ -61,7 +83,8 @@ inline int list_entry(const struct list *list, uint token, int at)
         ulong row = list->first + (ulong)(token / list->q_block) * list->heads;
         block = at < min(list->counts[row], (int)list->topk) ? list->indices[row * list->topk + at] : -1;
     }
-    return block >= 0 && (ulong)block * BLOCK < list->seen_most ? block : NO_BLOCK;
+    bool exists = block >= 0 && (uint)block < list->blocks;
+    return exists && block_first_key(list, block) < list->seen_most ? block : NO_BLOCK;
 }
 
 /* The least of the tokens' next blocks. */
@@ -89,8 +112,9 @@ attention_backward_q(__global const element *restrict q, __global const element 
                      __global const int *restrict counts, __global const long *restrict table,
                      __global const float *restrict bias, __global const uchar *restrict cut,
                      __global const int *restrict window_of, __global const int *restrict coordinate,
-                     uint sequences, ulong unit_first, float scale, float softcap, long window, int causal,
-                     uint accumulate, uint has_lists, uint list_heads, uint q_block, uint topk, uint kv_heads)
+                     __global const long *restrict block_starts, uint sequences, ulong unit_first, float scale,
+                     float softcap, long window, int causal, uint accumulate, uint has_lists, uint list_heads,
+                     uint q_block, uint topk, uint kv_heads)
 {
     __local lanes q_tile[Q_COLUMNS * LANE_GROUPS]; /* q^T, at the end dq^T */
     __local lanes dout_tile[DIM_V_PADDED * LANE_GROUPS];
@@ -100,6 +124,7 @@ attention_backward_q(__global const element *restrict q, __global const element 
     __local lanes_int seen_first[LANE_GROUPS], seen_end[LANE_GROUPS]; /* keys that a row sees */
     __local lanes_int from[LANE_GROUPS], end[LANE_GROUPS];            /* likewise of the streamed ones */
     __local int next[TOKENS], cursor[TOKENS];
+    __local int odd; /* the keys have a NaN or an infinity */
 #if MASK
     __local lanes_int row_cut[LANE_GROUPS], row_window[6 * LANE_GROUPS];
 #endif
@@ -118,7 +143,18 @@ attention_backward_q(__global const element *restrict q, __global const element 
     const uint tokens = min((uint)TOKENS, q_len - token), heads = min((uint)HEADS, GROUP - head_in_group);
     const long shift = (long)kv_len - (long)q_len; /* position of query row 0 */
     const long last = causal ? (long)token + tokens + shift : (long)kv_len;
-    struct list list = {indices, counts, 0, list_heads, q_block, topk, has_lists, last < 0 ? 0 : (ulong)last};
+    struct list list = {.indices = indices,
+                        .counts = counts,
+                        .heads = list_heads,
+                        .q_block = q_block,
+                        .topk = topk,
+                        .has_lists = has_lists,
+                        .blocks = (uint)sequence[FIELD_BLOCKS],
+                        .kv_len = kv_len,
+                        .seen_most = last < 0 ? 0 : (ulong)last,
+                        .starts = block_starts,
+                        .k_row = sequence[FIELD_K_ROW]};
+    if (STARTS) list.starts += sequence[FIELD_START];
     list.first = (ulong)sequence[FIELD_LIST_ROW] * list_heads;
     list.first += list_heads == 1 ? 0 : list_heads == kv_heads ? kv_head : head;
     __global const element *k_rows = k + sequence[TENSOR_K] + (long)kv_head * HEAD_STRIDE(table, TENSOR_K);
@@ -153,7 +189,7 @@ attention_backward_q(__global const element *restrict q, __global const element 
             visible = causal ? position + 1 : window ? min((long)kv_len, position + window) : (long)kv_len;
             first = window ? max(position - window + 1, 0L) : 0L;
         }
-        ((__local float *)row_lse)[row] = z > -INFINITY ? z : INFINITY; /* so that P = 0 in an empty row */
+        ((__local float *)row_lse)[row] = z == -INFINITY ? INFINITY : z; /* so that P = 0 in an empty row */
         ((__local float *)row_delta)[row] = D;
         ((__local int *)seen_end)[row] = (int)max(visible, 0L);
         ((__local int *)seen_first)[row] = (int)min(first, (long)kv_len);
@@ -176,17 +212,19 @@ attention_backward_q(__global const element *restrict q, __global const element 
     uint first = 0;
     int block = first_block(next);
     while (block != NO_BLOCK) { /* keys first .. first + STREAM - 1 of the block */
-        const uint key = (uint)block * BLOCK + first, count = kv_len - key;
-        const bool is_last = first + STREAM >= BLOCK || (ulong)key + STREAM >= list.seen_most;
+        const uint key = block_first_key(&list, block) + first, count = block_end_key(&list, block) - key;
+        const bool is_last = count <= STREAM || (ulong)key + STREAM >= list.seen_most;
         lanes s[ITEM_STREAM], dp[ITEM_STREAM];
         barrier(CLK_LOCAL_MEM_FENCE);
+        if (lid == 0) odd = 0;
         load_values(tile, v_rows + (long)key * LEN_STRIDE(table, TENSOR_V), LEN_STRIDE(table, TENSOR_V), count,
                     lid);
         for (uint row = lid; row < LANE_ROWS; row += ITEMS) {
             uint t = min(row / HEADS, (uint)TOKENS - 1), h = row - row / HEADS * HEADS;
             bool listed = next[t] == block;
             ((__local int *)from)[row] = ((__local int *)seen_first)[row] - (int)key;
-            ((__local int *)end)[row] = listed ? ((__local int *)seen_end)[row] - (int)key : 0;
+            ((__local int *)end)[row] =
+                listed ? min(((__local int *)seen_end)[row] - (int)key, (int)min(count, (uint)STREAM)) : 0;
 #if BIAS
             ((__local float *)row_bias)[row] =
                 h < heads ? bias[sequence[TENSOR_BIAS] + (long)block * LEN_STRIDE(table, TENSOR_BIAS) +
@@ -201,8 +239,9 @@ attention_backward_q(__global const element *restrict q, __global const element 
         barrier(CLK_LOCAL_MEM_FENCE);
         tile_products(dout_tile, stream_tile, DIM_V_PADDED, V_PITCH, lane_group, stream_group, dp);
         barrier(CLK_LOCAL_MEM_FENCE);
-        load_keys(tile, k_rows + (long)key * LEN_STRIDE(table, TENSOR_K), LEN_STRIDE(table, TENSOR_K), count,
-                  lid);
+        if (load_keys(tile, k_rows + (long)key * LEN_STRIDE(table, TENSOR_K), LEN_STRIDE(table, TENSOR_K),
+                      count, lid))
+            odd = 1;
         for (uint t = lid; is_last && t < TOKENS; t += ITEMS)
             if (next[t] == block) {
                 cursor[t]++;
@@ -239,7 +278,8 @@ attention_backward_q(__global const element *restrict q, __global const element 
                 visible ? scale * dx : (lanes)(0.0f);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        tile_add(sums, ITEM_COLUMNS, dx_tile, stream_tile, DIM_PADDED, K_PITCH, lane_group, stream_group);
+        tile_add(sums, ITEM_COLUMNS, dx_tile, stream_tile, DIM_PADDED, K_PITCH, lane_group, stream_group,
+                 odd != 0);
         first = is_last ? 0 : first + STREAM;
         if (is_last) block = first_block(next);
     }

@@ -33,14 +33,14 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void inverse_clear(_
 inline void chunk_visit(__global const int *indices, __global const int *counts, __global const long *table,
                         __global uint *starts, __global uint *entries, uint sequences, ulong chunk,
                         ulong chunks, ulong chunk_rows, ulong rows, uint list_heads, uint topk, uint q_block,
-                        uint block_keys, uint list_group, bool is_placing)
+                        uint list_group, bool is_placing)
 {
     const uint lid = get_local_id(0);
     const ulong end = min((chunk + 1) * chunk_rows, rows);
     for (ulong row = chunk * chunk_rows; row < end; row++) {
         __global const long *sequence = sequence_by(table, sequences, FIELD_LIST_ROW, row);
         const ulong local_row = row - (ulong)sequence[FIELD_LIST_ROW];
-        const uint blocks = CEIL_DIV((uint)sequence[FIELD_KV_LEN], block_keys);
+        const uint blocks = (uint)sequence[FIELD_BLOCKS];
         const bool is_used = local_row * q_block < (ulong)sequence[FIELD_Q_LEN];
         for (uint x = lid; is_used && x < list_heads * topk; x += ITEMS) {
             const uint head = x / topk, n = x - head * topk;
@@ -62,20 +62,20 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void
 inverse_count(__global const int *restrict indices, __global const int *restrict counts,
               __global const long *restrict table, __global uint *restrict starts,
               __global uint *restrict entries, uint sequences, ulong unit_first, ulong chunks, ulong chunk_rows,
-              ulong rows, uint list_heads, uint topk, uint q_block, uint block_keys, uint list_group)
+              ulong rows, uint list_heads, uint topk, uint q_block, uint list_group)
 {
     chunk_visit(indices, counts, table, starts, entries, sequences, unit_first + get_group_id(0), chunks,
-                chunk_rows, rows, list_heads, topk, q_block, block_keys, list_group, false);
+                chunk_rows, rows, list_heads, topk, q_block, list_group, false);
 }
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void
 inverse_place(__global const int *restrict indices, __global const int *restrict counts,
               __global const long *restrict table, __global uint *restrict starts,
               __global uint *restrict entries, uint sequences, ulong unit_first, ulong chunks, ulong chunk_rows,
-              ulong rows, uint list_heads, uint topk, uint q_block, uint block_keys, uint list_group)
+              ulong rows, uint list_heads, uint topk, uint q_block, uint list_group)
 {
     chunk_visit(indices, counts, table, starts, entries, sequences, unit_first + get_group_id(0), chunks,
-                chunk_rows, rows, list_heads, topk, q_block, block_keys, list_group, true);
+                chunk_rows, rows, list_heads, topk, q_block, list_group, true);
 }
 
 /* The sum of the items before this one; *total of all. */

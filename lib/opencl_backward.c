@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: MIT */
-/* Backward attention on OpenCL: what is supported, the table, D and dsink; see opencl_backward.h. */
+/* Backward attention on OpenCL: the table, D and dsink; see opencl_backward.h. */
 
 #include "config.h"
 
 #include "opencl_backward.h"
 #include "opencl_nvidia.h"
 
+#include "key_blocks.h"
+
 #include <stdlib.h>
 
-enum { ROW_ITEMS = 64 }; /* of the kernels of D and dsink */
+enum {
+    ROW_ITEMS = 64,    /* of the kernels of D and dsink */
+    KEYS_UNEQUAL = 64, /* taken for the size of blocks with boundaries of the caller */
+};
 static const char *const delta_file = "attention_backward_delta.cl";
 
 int backward_item_columns(const struct opencl_tile *tile, int dim)
@@ -38,6 +43,7 @@ void backward_tile_options(struct opencl_options *options, const struct backward
     opencl_option(options, "SOFTCAP", problem->options.softcap != 0);
     opencl_option(options, "BIAS", problem->options.bias != NULL);
     opencl_option(options, "MASK", job->blocks && job->blocks->mask);
+    opencl_option(options, "STARTS", job->blocks && job->blocks->starts);
 }
 
 /* ---- table ---- */
@@ -48,13 +54,16 @@ static struct backward_lists lists_of(const struct backward_job *job)
     int list_heads = job->blocks ? job->blocks->heads : problem->kv_heads;
     bool by_query_head = list_heads == problem->q_heads && problem->group > 1;
     struct backward_lists lists = {
-        .block = job->blocks ? job->blocks->block : DENSE_BLOCK,
+        .block = !job->blocks          ? DENSE_BLOCK
+                 : job->blocks->starts ? KEYS_UNEQUAL
+                                       : job->blocks->block,
         .list_heads = list_heads,
         .list_group = by_query_head ? problem->group : 1,
         .list_kv = by_query_head ? 1 : problem->kv_heads / list_heads,
     };
     for (int64_t s = 0; s < problem->count; s++)
-        lists.bins += ceil_div(problem->sequences[s].kv_len, lists.block) * (list_heads / lists.list_group);
+        lists.bins +=
+            key_blocks_listed(job->blocks, &problem->sequences[s]).count * (list_heads / lists.list_group);
     return lists;
 }
 
@@ -80,6 +89,7 @@ static void table_fill(struct backward_run *run, cl_long *table)
     }
     for (int64_t s = 0; s < problem->count; s++) {
         const struct sequence *sequence = &problem->sequences[s];
+        const struct key_blocks keys = key_blocks_listed(job->blocks, sequence);
         cl_long *fields = backward_fields(table, s);
         for (int t = 0; t < BACKWARD_TENSORS; t++) {
             const clattn_tensor *tensor = tensors[t];
@@ -100,8 +110,10 @@ static void table_fill(struct backward_run *run, cl_long *table)
         fields[BACKWARD_Q_ROW] = sequence->q_row;
         fields[BACKWARD_K_ROW] = sequence->k_row;
         fields[BACKWARD_BATCH] = sequence->batch;
+        fields[BACKWARD_BLOCKS] = keys.count;
+        fields[BACKWARD_START] = keys.starts ? keys.starts - job->blocks->starts : 0;
         delta += sequence->q_len * problem->q_heads;
-        bins += ceil_div(sequence->kv_len, run->lists.block) * (run->lists.list_heads / run->lists.list_group);
+        bins += keys.count * (run->lists.list_heads / run->lists.list_group);
         run->row_units += ceil_div(sequence->q_len * problem->q_heads, ROW_ITEMS);
         if (job->dq)
             run->q_units += ceil_div(sequence->q_len, run->q_tile.tokens) * problem->kv_heads *
@@ -164,19 +176,6 @@ static void sink_run(struct backward_run *run, const char *options)
 
 /* ---- the call ---- */
 
-static clattn_status check_supported(clattn_context *context, const struct backward_job *job)
-{
-    if (job->compensation != 0)
-        return fail(context, CLATTN_INVALID_ARGUMENT,
-                    "gradients.compensation is %g; OpenCL contexts take 0 only, CPU contexts any",
-                    (double)job->compensation);
-    if (job->blocks && job->blocks->starts)
-        return fail(context, CLATTN_INVALID_BLOCKS,
-                    "blocks has boundaries of the caller (starts), which the backward pass on OpenCL does not "
-                    "support");
-    return opencl_check_lengths(context, job->problem);
-}
-
 static clattn_status run_all(struct backward_run *run)
 {
     const struct backward_job *job = run->job;
@@ -195,6 +194,9 @@ static clattn_status run_all(struct backward_run *run)
     opencl_launch_begin(run->context, job->sync, launch);
     run->table = opencl_launch_table(launch, table, longs * sizeof *table);
     run->delta = opencl_launch_temporary(launch, (size_t)MAX(rows * problem->q_heads, 1) * sizeof(float));
+    if (job->blocks && job->blocks->starts)
+        run->block_starts = opencl_launch_table(launch, job->blocks->starts,
+                                                (size_t)job->blocks->start_count * sizeof *job->blocks->starts);
     free(table);
     delta_run(run, options.text);
     if (job->dq) backward_q_run(run);
@@ -207,7 +209,7 @@ clattn_status opencl_backward(clattn_context *context, const struct backward_job
 {
     struct backward_run run = {.job = job, .context = context};
     bool done = false;
-    clattn_status status = check_supported(context, job);
+    clattn_status status = opencl_check_lengths(context, job->problem);
     if (!status) status = nvidia_backward(context, job, &done);
     if (status || done) return status;
     run.lists = lists_of(job);

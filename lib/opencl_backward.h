@@ -4,7 +4,7 @@
 
 /* The backward pass on OpenCL.
  *
- *   opencl_backward.c        what is supported, the table, D, dsink, and the order of the rest
+ *   opencl_backward.c        the table, D, dsink, and the order of the rest
  *   opencl_backward_q.c      dq
  *   opencl_backward_kv.c     dk, dv, dbias
  *   opencl_inverse.c         the lists the other way round
@@ -43,6 +43,8 @@ enum backward_field {
     BACKWARD_Q_ROW,
     BACKWARD_K_ROW,
     BACKWARD_BATCH,
+    BACKWARD_BLOCKS,
+    BACKWARD_START,
     BACKWARD_FIELDS
 };
 
@@ -55,7 +57,7 @@ static inline cl_long *backward_fields(cl_long *table, int64_t s)
 
 /* How lists and heads go together. */
 struct backward_lists {
-    int block;
+    int block;      /* with boundaries of the caller: what tiles of keys divide */
     int list_heads; /* list heads as the kernels see them: kv_heads without lists */
     int list_group; /* query heads of a group that have lists of their own: 1 or the group */
     int list_kv;    /* key heads that share a list */
@@ -83,6 +85,7 @@ struct backward_run {
     struct opencl_options q_options, kv_options;
     struct backward_tile q_tile, kv_tile;
     cl_mem table, delta;
+    cl_mem block_starts; /* the caller's block boundaries, or NULL */
     int64_t row_units, q_units;
 };
 

@@ -6,8 +6,18 @@
 
 #include "opencl_backward.h"
 
+#include "key_blocks.h"
+
+#include <stdlib.h>
+
 enum { KEYS_MAX = 32, PAIRS_MAX = 32, SHRINK_MAX = 4 };
 static const char *const kv_file = "attention_backward_kv.cl";
+
+/* Rows give to blocks that they do not list, which there are with lists only. */
+static bool has_compensation(const struct backward_job *job)
+{
+    return job->compensation != 0 && job->dk && job->blocks;
+}
 
 static size_t local_bytes(const struct backward_run *run, const struct backward_tile *shape)
 {
@@ -16,7 +26,7 @@ static size_t local_bytes(const struct backward_run *run, const struct backward_
     int dim = (problem->dim + 3) / 4 * 4, dim_v = (problem->dim_v + 3) / 4 * 4;
     int k = MAX(dim, groups * shape->columns), v = MAX(dim_v, groups * shape->columns_v);
     size_t floats = (size_t)(keys * (k + v)) + (size_t)(pairs * (dim + dim_v + 2 * run->taste.pad)) +
-                    (size_t)(2 * pairs * keys) + (size_t)(pairs * 9);
+                    (size_t)(2 * pairs * keys) + (size_t)(pairs * 9 + 1);
     if (run->job->dbias) floats += (size_t)(pairs * (keys / shape->tile.lanes + 1) + problem->group);
     if (run->job->blocks && run->job->blocks->mask) floats += (size_t)(3 * keys + 7 * pairs);
     return floats * sizeof(float);
@@ -73,6 +83,7 @@ clattn_status backward_kv_prepare(struct backward_run *run)
         opencl_option(&run->kv_options, "LIST_GROUP", run->lists.list_group);
         opencl_option(&run->kv_options, "LIST_KV", run->lists.list_kv);
         opencl_option(&run->kv_options, "DBIAS", run->job->dbias != NULL);
+        opencl_option(&run->kv_options, "COMPENSATION", has_compensation(run->job));
         status = opencl_kernel(run->context, kv_file, "attention_backward_kv", run->kv_options.text, &kernel);
         if (kernel) clReleaseKernel(kernel);
         if (status != CLATTN_DEVICE_LIMIT) break;
@@ -98,11 +109,46 @@ static struct cuts cuts_of(const struct backward_run *run)
         blocks ? blocks->rows * blocks->heads * blocks->topk : run->lists.bins * problem->q_len_max;
     struct cuts cuts = {.segment = MAX(ceil_div(bytes * run->lists.list_kv, 6), 64)};
     cuts.slots = entries / cuts.segment;
+    if (blocks && blocks->starts) {
+        cuts.segment = INT64_C(1) << 40;
+        cuts.slots = 0;
+    }
     double pairs =
         (double)entries * problem->q_block * problem->group / run->lists.list_group * run->lists.list_kv;
     double units = (double)MAX((run->lists.bins + cuts.slots) * run->lists.list_kv, 1);
+    if (has_compensation(run->job)) /* up to what dense attention costs */
+        pairs = MAX(pairs,
+                    (double)run->lists.bins * run->lists.list_kv * (double)problem->q_len_max * problem->group);
     cuts.unit_flops = 4.0 * (problem->dim + problem->dim_v) * pairs / units * run->kv_tile.tile.rows;
     return cuts;
+}
+
+/* First tile, first key and the key after the last one of each bin, and the number of tiles; with boundaries of
+ * the caller. Bins are numbered as in table_fill (opencl_backward.c). */
+static cl_mem bin_table(struct backward_run *run, int64_t *tiles)
+{
+    const struct problem *problem = run->job->problem;
+    const struct backward_lists *lists = &run->lists;
+    cl_long *table = malloc((size_t)(3 * lists->bins + 1) * sizeof *table), *to = table;
+    *tiles = 0;
+    if (!table) {
+        run->launch.status = fail(run->context, CLATTN_OUT_OF_MEMORY,
+                                  "no memory for a table of %lld key blocks", (long long)lists->bins);
+        return NULL;
+    }
+    for (int64_t s = 0; s < problem->count; s++) {
+        const struct key_blocks keys = key_blocks_listed(run->job->blocks, &problem->sequences[s]);
+        for (int h = 0; h < lists->list_heads / lists->list_group; h++)
+            for (int64_t b = 0; b < keys.count; b++, to += 3) {
+                to[0] = *tiles;
+                to[1] = key_block_first(&keys, b);
+                to[2] = key_block_end(&keys, b);
+                *tiles += ceil_div(to[2] - to[1], run->kv_tile.tile.rows);
+            }
+    }
+    cl_mem mem = opencl_launch_table(&run->launch, table, (size_t)(3 * lists->bins + 1) * sizeof *table);
+    free(table);
+    return mem;
 }
 
 /* Arguments that all kernels of the file have: from `sequences` on. */
@@ -118,9 +164,9 @@ static void arg_bins(struct backward_run *run, const struct backward_bins *bins,
 }
 
 static void run_kv(struct backward_run *run, const struct backward_bins *bins, const struct cuts *cuts,
-                   cl_mem partial, cl_mem bias_part, int64_t units)
+                   cl_mem partial, cl_mem bias_part, cl_mem table, int64_t units)
 {
-    enum { ARG_UNIT_FIRST = 19 };
+    enum { ARG_UNIT_FIRST = 20 };
     const struct backward_job *job = run->job;
     const struct problem *problem = job->problem;
     const clattn_blocks *blocks = job->blocks;
@@ -143,6 +189,7 @@ static void run_kv(struct backward_run *run, const struct backward_bins *bins, c
     opencl_arg_storage(launch, mask ? &mask->cut : NULL);
     opencl_arg_storage(launch, mask ? &mask->window : NULL);
     opencl_arg_storage(launch, mask ? &mask->coordinate : NULL);
+    opencl_arg_mem(launch, table);
     arg_bins(run, bins, cuts);
     opencl_arg_float(launch, problem->scale);
     opencl_arg_float(launch, problem->options.softcap);
@@ -154,6 +201,8 @@ static void run_kv(struct backward_run *run, const struct backward_bins *bins, c
     opencl_arg_int(launch, problem->q_block);
     opencl_arg_int(launch, blocks ? blocks->topk : 1);
     opencl_arg_int(launch, problem->kv_heads);
+    opencl_arg_int(launch, blocks ? blocks->heads : 1);
+    opencl_arg_float(launch, job->compensation);
     opencl_run_units(launch, ARG_UNIT_FIRST, units, cuts->unit_flops, opencl_tile_items(&run->kv_tile.tile));
 }
 
@@ -178,9 +227,9 @@ static void run_merge(struct backward_run *run, const struct backward_bins *bins
 }
 
 static void run_bias(struct backward_run *run, const struct backward_bins *bins, const struct cuts *cuts,
-                     cl_mem bias_part)
+                     cl_mem bias_part, cl_mem table)
 {
-    enum { ARG_UNIT_FIRST = 5 };
+    enum { ARG_UNIT_FIRST = 6 };
     const struct backward_job *job = run->job;
     const clattn_tensor *dbias = job->dbias;
     struct opencl_launch *launch = &run->launch;
@@ -189,6 +238,7 @@ static void run_bias(struct backward_run *run, const struct backward_bins *bins,
     opencl_arg_mem(launch, bias_part);
     opencl_arg_tensor(launch, dbias);
     opencl_arg_mem(launch, bins->starts);
+    opencl_arg_mem(launch, table);
     opencl_arg_mem(launch, run->table);
     arg_bins(run, bins, cuts);
     opencl_arg_int(launch, job->accumulate);
@@ -210,15 +260,19 @@ void backward_kv_run(struct backward_run *run)
     struct cuts cuts = cuts_of(run);
     if (job->blocks) bins = backward_inverse(run);
     int64_t pieces = (run->lists.bins + cuts.slots) * run->lists.list_kv;
-    int64_t units = pieces * (run->lists.block / run->kv_tile.tile.rows);
+    int64_t units = pieces * (run->lists.block / run->kv_tile.tile.rows), tiles;
     int64_t floats = (int64_t)run->lists.block * (problem->dim + problem->dim_v);
-    cl_mem partial = NULL, bias_part = NULL;
+    cl_mem partial = NULL, bias_part = NULL, table = NULL;
+    if (job->blocks && job->blocks->starts) {
+        table = bin_table(run, &tiles);
+        units = tiles * run->lists.list_kv;
+    }
     if (cuts.slots)
         partial =
             opencl_launch_temporary(launch, (size_t)(cuts.slots * run->lists.list_kv * floats) * sizeof(float));
     if (job->dbias)
         bias_part = opencl_launch_temporary(launch, (size_t)(units * problem->group) * sizeof(float));
-    run_kv(run, &bins, &cuts, partial, bias_part, units);
+    run_kv(run, &bins, &cuts, partial, bias_part, table, units);
     if (cuts.slots && job->dk) run_merge(run, &bins, &cuts, partial);
-    if (job->dbias) run_bias(run, &bins, &cuts, bias_part);
+    if (job->dbias) run_bias(run, &bins, &cuts, bias_part, table);
 }

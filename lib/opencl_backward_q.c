@@ -14,7 +14,7 @@ static size_t local_bytes(const struct backward_run *run, const struct backward_
     int rows = shape->tile.rows, keys = shape->tile.keys, groups = keys / shape->tile.item_keys;
     int q = MAX((problem->dim + 3) / 4 * 4, groups * shape->columns), dout = (problem->dim_v + 3) / 4 * 4;
     size_t floats = (size_t)(rows * (q + dout)) + (size_t)(keys * (MAX(q, dout) + run->taste.pad)) +
-                    (size_t)(keys * rows) + (size_t)(14 * rows + 2 * shape->tokens);
+                    (size_t)(keys * rows) + (size_t)(14 * rows + 2 * shape->tokens + 1);
     return floats * sizeof(float);
 }
 
@@ -87,13 +87,14 @@ static double unit_flops(const struct backward_run *run)
     const clattn_blocks *blocks = run->job->blocks;
     double keys = (double)problem->kv_len_max;
     if (blocks)
-        keys = MIN(keys, (double)blocks->topk * blocks->block * ceil_div(run->q_tile.tokens, blocks->q_block));
+        keys =
+            MIN(keys, (double)blocks->topk * run->lists.block * ceil_div(run->q_tile.tokens, blocks->q_block));
     return 2.0 * (2 * problem->dim + problem->dim_v) * run->q_tile.tile.rows * keys;
 }
 
 void backward_q_run(struct backward_run *run)
 {
-    enum { ARG_UNIT_FIRST = 15 };
+    enum { ARG_UNIT_FIRST = 16 };
     const struct backward_job *job = run->job;
     const struct problem *problem = job->problem;
     const clattn_blocks *blocks = job->blocks;
@@ -112,6 +113,7 @@ void backward_q_run(struct backward_run *run)
     opencl_arg_storage(launch, mask ? &mask->cut : NULL);
     opencl_arg_storage(launch, mask ? &mask->window : NULL);
     opencl_arg_storage(launch, mask ? &mask->coordinate : NULL);
+    opencl_arg_mem(launch, run->block_starts);
     opencl_arg_int(launch, (int32_t)problem->count);
     opencl_arg_long(launch, 0);
     opencl_arg_float(launch, problem->scale);

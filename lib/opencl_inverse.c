@@ -47,7 +47,6 @@ static void visit(struct backward_run *run, const char *name, const char *option
     opencl_arg_int(launch, blocks->heads);
     opencl_arg_int(launch, blocks->topk);
     opencl_arg_int(launch, blocks->q_block);
-    opencl_arg_int(launch, blocks->block);
     opencl_arg_int(launch, run->lists.list_group);
     /* 1000: an entry costs about as much as so many operations of attention */
     double flops = 1000.0 * (double)chunk_rows * blocks->heads * blocks->topk;

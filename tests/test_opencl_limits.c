@@ -252,7 +252,7 @@ static void test_small_local_memory(void **state)
     fake.local_bytes = before;
 }
 
-/* Lists with boundaries of the caller have blocks of no length: refused or computed, never divided by. */
+/* Lists with boundaries of the caller have blocks of no length, which nothing may be divided by. */
 static void test_backward_of_unequal_blocks(void **state)
 {
     (void)state;
@@ -279,7 +279,7 @@ static void test_backward_of_unequal_blocks(void **state)
     gradients.dv = &grad[2];
     clattn_status status =
         clattn_attention_backward(context, NULL, &q, &q, &q, blocks, &out, &lse, &gradients, NULL);
-    assert_true(status == CLATTN_SUCCESS || strstr(error_of(context), "starts"));
+    assert_int_equal(status, CLATTN_SUCCESS);
     for (int i = 0; i < 3; i++)
         clReleaseMemObject(grad[i].data);
     clReleaseMemObject(q.data);
