@@ -182,6 +182,29 @@ static void key_gradients(struct key_state *state, int64_t group, int vectors)
         }
 }
 
+/* out [lane][stride] += sum over the packed rows of p [row][lanes] * value [row][dim]. What a key has not is 0 in p,
+ * which must not matter where values are not finite: then row by row, run by run of keys with weights. */
+static void key_add(const struct key_state *state, const float *p, int64_t lanes, struct float_rows value,
+                    int32_t dim, float *out, int64_t stride, int64_t keys)
+{
+    struct rows rows = {
+        (const char *)value.data, CLATTN_FLOAT32, value.stride, state->rows, dim, NULL};
+    if (!state->partial || rows_finite(&rows)) {
+        add_weighted(p, lanes, value, state->rows, dim, out, stride, keys);
+        return;
+    }
+    for (int64_t r = 0; r < state->rows; r++, p += lanes)
+        for (int64_t first = 0, end; first < keys; first = end) {
+            struct float_rows row = {value.data + r * value.stride, value.stride};
+            for (end = first; end < keys && p[end] != 0;)
+                end++;
+            if (end > first)
+                add_weighted(p + first, lanes, row, 1, dim, out + first * stride, stride, end - first);
+            else
+                end++;
+        }
+}
+
 /* The packed rows give what they have to all keys of the piece. */
 static void key_pack_done(struct key_state *state)
 {
@@ -199,10 +222,10 @@ static void key_pack_done(struct key_state *state)
                           dout.data + r * dout.stride, dout.stride, state->rows - r, 1, state->dp + r * lanes);
         key_gradients(state, group, vectors);
         if (!state->job->dk) continue;
-        add_weighted(state->z, lanes, dout, state->rows, problem->dim_v, state->dv + group * state->dv_stride,
-                     state->dv_stride, left);
-        add_weighted(state->dp, lanes, q, state->rows, problem->dim, state->dk + group * state->dk_stride,
-                     state->dk_stride, left);
+        key_add(state, state->z, lanes, dout, problem->dim_v, state->dv + group * state->dv_stride,
+                state->dv_stride, left);
+        key_add(state, state->dp, lanes, q, problem->dim, state->dk + group * state->dk_stride, state->dk_stride,
+                left);
     }
     if (state->tile->dbias) key_add_bias(state);
     state->rows = 0;
@@ -251,7 +274,7 @@ static void key_row(struct key_state *state, int64_t i, int32_t head)
     const struct sequence *sequence = state->tile->sequence;
     const clattn_tensor *bias = problem->options.bias;
     int64_t from = first_visible_key(problem, sequence, i) - state->tile->first,
-            to = visible_keys(problem, sequence, i) - state->tile->first;
+            to = visible_keys(problem, sequence, i) - state->tile->first - state->tile->shift;
     int64_t row = sequence->q_row + i, n = state->rows;
     float lse = *(const float *)tensor_row(job->lse, sequence->batch, row, head);
     if (to <= 0 || from >= state->keys || lse == -INFINITY) return;
@@ -275,7 +298,7 @@ static void key_row(struct key_state *state, int64_t i, int32_t head)
 static void backward_key_simd(const struct backward_job *job, const struct key_tile *tile, void *scratch)
 {
     struct key_state state = {.job = job, .tile = tile};
-    int32_t q_block = job->problem->q_block;
+    int32_t q_block = tile->q_block;
     key_layout(job, scratch, &state);
     key_begin(&state);
     for (int32_t part_index = 0; part_index < tile->part_count; part_index++) {

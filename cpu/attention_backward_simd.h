@@ -24,12 +24,13 @@ static float *part(char **memory, int64_t floats)
 }
 
 /* z -> P, dp -> dx for one vector; returns dS. What is not seen has z = -infinity and gives nothing, whatever
- * dp is. slope NULL: 1. */
+ * lse and dp are. slope NULL: 1. */
 static inline vec gradients_of_logits(float *z, float *dp, vec lse, vec delta, const float *slope, float scale)
 {
-    vec logit = vec_load(z), p = vec_exp(vec_sub(logit, lse));
+    vec logit = vec_load(z), none = vec_set(-FLT_MAX), p = vec_exp(vec_sub(logit, lse));
     vec ds = vec_mul(p, vec_sub(vec_load(dp), delta));
-    ds = vec_where_less(logit, vec_set(-FLT_MAX), vec_zero(), ds);
+    p = vec_where_less(logit, none, vec_zero(), p);
+    ds = vec_where_less(logit, none, vec_zero(), ds);
     vec dx = vec_mul(ds, vec_set(scale));
     vec_store(z, p);
     vec_store(dp, slope ? vec_mul(dx, vec_load(slope)) : dx);

@@ -31,6 +31,8 @@ struct key_tile {
     int32_t kv_head;
     int64_t block;        /* its number */
     int64_t first, count; /* keys of the sequence, at most backward_block() */
+    int64_t shift;        /* rows see the keys as if they stood so many further to the right */
+    int32_t q_block;      /* query rows of a row of the parts */
     struct key_part *parts;
     int32_t part_count;
     const float *delta; /* [q_len][q_heads] D of the sequence */

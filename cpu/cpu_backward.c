@@ -9,6 +9,7 @@
 #include "config.h"
 
 #include "backward.h"
+#include "compensation.h"
 #include "cpu_tiles.h"
 #include "inverse.h"
 #include "reference.h"
@@ -40,6 +41,7 @@ struct plan {
     float *partial;
     double *dbias;                /* [items][group]; NULL: not wanted */
     int64_t dk_floats, dv_floats; /* of one accumulator */
+    struct compensation compensation;
 };
 
 static void plan_free(struct plan *plan)
@@ -51,6 +53,7 @@ static void plan_free(struct plan *plan)
     free(plan->parts);
     free(plan->partial);
     free(plan->dbias);
+    compensation_free(&plan->compensation);
 }
 
 void gradient_row_write(const struct backward_job *job, const clattn_tensor *tensor, int64_t batch, int64_t row,
@@ -272,10 +275,13 @@ static int run_queries(const struct cpu_kernels *kernels, const struct plan *pla
     return failed;
 }
 
-/* Writes the gradients of one piece's keys and values. */
-static void write_block(const struct plan *plan, const struct item *item, const float *dk, const float *dv)
+/* Writes the gradients of one piece's keys and values: dk, then dv. */
+static void write_block(const struct plan *plan, const struct item *item, float *sums)
 {
     const struct backward_job *job = plan->job;
+    const float *dk = sums, *dv = sums + plan->dk_floats;
+    if (plan->compensation.sums)
+        compensation_add(&plan->compensation, job, item->sequence, item->kv_head, item->block, sums);
     const struct problem *problem = job->problem;
     const struct sequence *sequence = &problem->sequences[item->sequence];
     for (int64_t j = 0; j < item->keys; j++) {
@@ -298,6 +304,7 @@ static void run_item(const struct cpu_kernels *kernels, const struct plan *plan,
         .block = item->block,
         .first = item->key,
         .count = item->keys,
+        .q_block = plan->job->problem->q_block,
         .parts = plan->parts + item->first_part,
         .part_count = item->part_count,
         .delta = plan->delta + plan->delta_base[item->sequence],
@@ -306,7 +313,7 @@ static void run_item(const struct cpu_kernels *kernels, const struct plan *plan,
     tile.dv = tile.dk + plan->dk_floats;
     if (is_whole) memset(own, 0, (size_t)floats * sizeof *own);
     kernels->backward_key(plan->job, &tile, scratch);
-    if (is_whole && plan->job->dk) write_block(plan, item, tile.dk, tile.dv);
+    if (is_whole && plan->job->dk) write_block(plan, item, own);
 }
 
 /* Adds up the segments of the block whose first one is `item`. */
@@ -317,7 +324,7 @@ static void merge_item(const struct plan *plan, const struct item *item)
     for (int32_t segment = 1; segment < item->segments; segment++)
         for (int64_t n = 0; n < floats; n++)
             sum[n] += sum[segment * floats + n];
-    if (plan->job->dk) write_block(plan, item, sum, sum + plan->dk_floats);
+    if (plan->job->dk) write_block(plan, item, sum);
 }
 
 static int run_keys(const struct cpu_kernels *kernels, const struct plan *plan, int threads)
@@ -400,10 +407,12 @@ clattn_status cpu_backward(clattn_context *context, const struct backward_job *j
     const struct cpu_kernels *kernels = cpu_kernels_of(context);
     int threads = cpu_threads(context), failed = 0;
     struct plan plan;
-    if (!kernels->backward_key || job->compensation != 0) return backward_ref(context, job);
+    if (!kernels->backward_key) return backward_ref(context, job);
     clattn_status status = plan_make(context, job, &plan);
+    if (!status) deltas(&plan, threads);
+    if (!status && job->compensation != 0 && job->dk && job->blocks)
+        status = compensation_make(context, job, &plan.inverse, plan.delta, plan.delta_base, &plan.compensation);
     if (!status) {
-        deltas(&plan, threads);
         if (job->dq) failed = run_queries(kernels, &plan, threads);
         if (job->dk || job->dbias) failed |= run_keys(kernels, &plan, threads);
         if (job->dbias) write_dbias(&plan);
