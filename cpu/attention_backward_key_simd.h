@@ -6,6 +6,9 @@
  *     logits [row][lanes] = k . q,   dp [row][lanes] = v . dout
  *     dv [lane][dim_v] += sum over rows of P dout,   dk [lane][dim] += sum over rows of dx q
  *
+ * and, when the tile asks for it, straight into the rows of the result
+ *     dq [row][dim] += sum over keys of dx k
+ *
  * Sums over many rows go through a second accumulator, so that a chain of float32 additions stays short. What a
  * row does not see gets the logit -infinity, as in tile_view_simd.h; windows of a neighborhood are relative to
  * the coordinates of the piece's first key.
@@ -35,6 +38,11 @@ struct key_state {
     float *coordinate;  /* [AXES][lanes] */
     float *slope;       /* [lanes] of the soft cap */
     float *ds;          /* [ROWS][WIDTH] sums of dS */
+    float *all_dx;      /* [ROWS][lanes] of all lane groups; with dq */
+    float *k_panel;     /* [panel of two vectors][key][2 * WIDTH] keys */
+    float *dq;          /* [ROWS][2 * WIDTH] of a panel */
+    float *dq_row[ROWS];
+    bool finite; /* the keys are, with dq */
     int32_t head[ROWS];
     bool partial; /* some packed row does not see all keys */
 };
@@ -64,6 +72,9 @@ static size_t key_layout(const struct backward_job *job, char *memory, struct ke
     state->coordinate = part(&memory, lanes * AXES);
     state->slope = part(&memory, LANES_MAX);
     state->ds = part(&memory, ROWS * WIDTH);
+    state->all_dx = part(&memory, ROWS * lanes);
+    state->k_panel = part(&memory, lanes * round_up(problem->dim, LANES_MAX));
+    state->dq = part(&memory, ROWS * LANES_MAX);
     state->lanes = lanes;
     return (size_t)(memory - start);
 }
@@ -91,6 +102,23 @@ static void key_coordinates(struct key_state *state)
                 lane < state->keys ? view_coordinate(key_coordinate(state, lane)[a], origin[a]) : 0;
 }
 
+/* Keys in panels, for dq. */
+static void key_panels(struct key_state *state)
+{
+    const struct key_tile *tile = state->tile;
+    const clattn_tensor *k = state->job->k;
+    const char *rows = tensor_row(k, tile->sequence->batch, tile->sequence->k_row + tile->first, tile->kv_head);
+    struct rows keys = {rows, k->dtype, k->len_stride, state->keys, (int32_t)k->dim, NULL};
+    float *panel = state->k_panel;
+    state->finite = rows_finite(&keys);
+    for (int32_t d = 0; d < k->dim; d += LANES_MAX, panel += state->keys * LANES_MAX) {
+        int32_t columns = (int32_t)MIN(LANES_MAX, k->dim - d);
+        if (columns < LANES_MAX) memset(panel, 0, (size_t)(state->keys * LANES_MAX) * sizeof *panel);
+        panel_to_float(rows + d * element_bytes(k->dtype), k->dtype, k->len_stride, state->keys, columns, panel,
+                       LANES_MAX);
+    }
+}
+
 static void key_begin(struct key_state *state)
 {
     const struct backward_job *job = state->job;
@@ -115,6 +143,7 @@ static void key_begin(struct key_state *state)
         query_pad(problem->dim, k, lanes, left);
         query_pad(problem->dim_v, v, lanes, left);
     }
+    if (state->tile->has_dq) key_panels(state);
     memset(state->dk, 0, (size_t)(state->keys * state->dk_stride) * sizeof(float));
     memset(state->dv, 0, (size_t)(state->keys * state->dv_stride) * sizeof(float));
 }
@@ -205,6 +234,52 @@ static void key_add(const struct key_state *state, const float *p, int64_t lanes
         }
 }
 
+/* dx of one lane group, kept for dq. */
+static void key_keep_dx(struct key_state *state, int64_t group, int64_t lanes)
+{
+    for (int64_t r = 0; r < state->rows; r++)
+        for (int64_t n = 0; n < lanes; n += WIDTH)
+            vec_store(state->all_dx + r * state->lanes + group + n, vec_load(state->dp + r * lanes + n));
+}
+
+/* Keys that are not finite: key by key, without those that the row does not see, whose dx is 0. */
+static void key_add_dq_seen(struct key_state *state)
+{
+    const int32_t dim = state->job->problem->dim;
+    for (int64_t r = 0; r < state->rows; r++)
+        for (int64_t j = 0; j < state->keys; j++) {
+            float dx = state->all_dx[r * state->lanes + j];
+            for (int32_t d = 0; d < dim && dx != 0; d++)
+                state->dq_row[r][d] +=
+                    dx * state->k_panel[(d / LANES_MAX * state->keys + j) * LANES_MAX + d % LANES_MAX];
+        }
+}
+
+/* dq of the packed rows. */
+static void key_add_dq(struct key_state *state)
+{
+    const int32_t dim = state->job->problem->dim;
+    const float *panel = state->k_panel;
+    if (!state->finite) {
+        key_add_dq_seen(state);
+        return;
+    }
+    for (int32_t first = 0; first < dim; first += LANES_MAX, panel += state->keys * LANES_MAX) {
+        int32_t columns = (int32_t)MIN(LANES_MAX, dim - first), d;
+        for (int64_t r = 0; r < state->rows;)
+            r += dot_rows(panel, (int32_t)state->keys, 2, state->all_dx + r * state->lanes, state->lanes,
+                          state->rows - r, 1, state->dq + r * LANES_MAX);
+        for (int64_t r = 0; r < state->rows; r++) {
+            const float *from = state->dq + r * LANES_MAX;
+            float *to = state->dq_row[r] + first;
+            for (d = 0; d + WIDTH <= columns; d += WIDTH)
+                vec_store(to + d, vec_add(vec_load(to + d), vec_load(from + d)));
+            for (; d < columns; d++)
+                to[d] += from[d];
+        }
+    }
+}
+
 /* The packed rows give what they have to all keys of the piece. */
 static void key_pack_done(struct key_state *state)
 {
@@ -221,6 +296,7 @@ static void key_pack_done(struct key_state *state)
             r += dot_rows(state->v + group * problem->dim_v, problem->dim_v, vectors,
                           dout.data + r * dout.stride, dout.stride, state->rows - r, 1, state->dp + r * lanes);
         key_gradients(state, group, vectors);
+        if (state->tile->has_dq) key_keep_dx(state, group, lanes);
         if (!state->job->dk) continue;
         key_add(state, state->z, lanes, dout, problem->dim_v, state->dv + group * state->dv_stride,
                 state->dv_stride, left);
@@ -228,9 +304,10 @@ static void key_pack_done(struct key_state *state)
                 left);
     }
     if (state->tile->dbias) key_add_bias(state);
+    if (state->tile->has_dq && state->rows) key_add_dq(state);
     state->rows = 0;
     state->partial = false;
-    if (++state->packs == CHAIN) key_flush(state);
+    if (++state->packs == CHAIN && state->job->dk) key_flush(state);
 }
 
 /* Is the block cut for the rows of a list? */
@@ -267,6 +344,18 @@ static bool key_window(struct key_state *state, int64_t i)
     return sees;
 }
 
+/* One row as float32, padded by zeros to whole vectors. */
+static void key_row_pack(const clattn_tensor *tensor, int64_t batch, int64_t row, int32_t head, float *to)
+{
+    const void *from = tensor_row(tensor, batch, row, head);
+    if (tensor->dtype != CLATTN_FLOAT32 || tensor->dim % WIDTH) {
+        rows_pack(from, tensor->dtype, 0, 1, (int32_t)tensor->dim, to);
+        return;
+    }
+    for (int64_t d = 0; d < tensor->dim; d += WIDTH)
+        vec_store(to + d, vec_load((const float *)from + d));
+}
+
 static void key_row(struct key_state *state, int64_t i, int32_t head)
 {
     const struct backward_job *job = state->job;
@@ -279,10 +368,9 @@ static void key_row(struct key_state *state, int64_t i, int32_t head)
     float lse = *(const float *)tensor_row(job->lse, sequence->batch, row, head);
     if (to <= 0 || from >= state->keys || lse == -INFINITY) return;
     if (job->blocks && job->blocks->mask && !key_window(state, i)) return;
-    rows_pack(tensor_row(job->q, sequence->batch, row, head), job->q->dtype, 0, 1, problem->dim,
-              state->q + n * packed_stride(problem->dim));
-    rows_pack(tensor_row(job->dout, sequence->batch, row, head), job->dout->dtype, 0, 1, problem->dim_v,
-              state->dout + n * packed_stride(problem->dim_v));
+    key_row_pack(job->q, sequence->batch, row, head, state->q + n * packed_stride(problem->dim));
+    key_row_pack(job->dout, sequence->batch, row, head, state->dout + n * packed_stride(problem->dim_v));
+    if (state->tile->has_dq) state->dq_row[n] = tensor_row(job->dq, sequence->batch, row, head);
     state->lse[n] = lse;
     state->delta[n] = state->tile->delta[i * problem->q_heads + head];
     state->from[n] = (float)MAX(from, 0);
@@ -311,5 +399,5 @@ static void backward_key_simd(const struct backward_job *job, const struct key_t
         }
     }
     key_pack_done(&state);
-    key_flush(&state);
+    if (job->dk) key_flush(&state);
 }

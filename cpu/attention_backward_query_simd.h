@@ -149,9 +149,8 @@ static void query_piece(struct query_state *state, const struct piece *piece)
                *v = tensor_row(job->v, sequence->batch, sequence->k_row + piece->first, kv_head);
     struct rows keys = {k, job->k->dtype, job->k->len_stride, piece->count, problem->dim, NULL};
     bool finite = !piece->partial || rows_finite(&keys);
-    /* Packed, because weighted sums need whole vectors of keys. */
     struct float_rows key =
-        rows_pack(k, job->k->dtype, job->k->len_stride, piece->count, problem->dim, state->key);
+        vector_rows(k, job->k->dtype, job->k->len_stride, piece->count, problem->dim, state->key);
     struct float_rows value =
         key_rows(v, job->v->dtype, job->v->len_stride, piece->count, problem->dim_v, state->value);
     for (int64_t lane = 0; lane < state->rows; lane += LANES_MAX)

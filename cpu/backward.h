@@ -37,6 +37,7 @@ struct key_tile {
     int32_t part_count;
     const float *delta; /* [q_len][q_heads] D of the sequence */
     float *dk, *dv;     /* [block][gradient_stride(dim or dim_v)], to be added to; unused without job->dk */
+    bool has_dq;        /* the rows of job->dq, float32, are added to as well */
     double *dbias;      /* [group] sums of dS, to be added to; NULL: not wanted */
 };
 

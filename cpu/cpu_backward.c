@@ -9,6 +9,7 @@
 #include "config.h"
 
 #include "backward.h"
+#include "backward_once.h"
 #include "compensation.h"
 #include "cpu_tiles.h"
 #include "inverse.h"
@@ -67,13 +68,27 @@ void gradient_row_write(const struct backward_job *job, const clattn_tensor *ten
 
 /* ---- D ---- */
 
+/* Four sums, so that additions need not wait for each other. */
+static double dot_floats(const float *a, const float *b, int32_t count)
+{
+    double sum[4] = {0, 0, 0, 0};
+    int32_t d = 0;
+    for (; d + 4 <= count; d += 4)
+        for (int n = 0; n < 4; n++)
+            sum[n] += (double)a[d + n] * (double)b[d + n];
+    for (; d < count; d++)
+        sum[0] += (double)a[d] * (double)b[d];
+    return sum[0] + sum[1] + (sum[2] + sum[3]);
+}
+
 static float row_delta(const struct backward_job *job, const struct sequence *sequence, int64_t i, int32_t head)
 {
     int64_t row = sequence->q_row + i;
     const void *dout = tensor_row(job->dout, sequence->batch, row, head),
                *out = tensor_row(job->out, sequence->batch, row, head);
-    double sum = 0;
-    for (int32_t d = 0; d < job->problem->dim_v; d++)
+    bool are_floats = job->dout->dtype == CLATTN_FLOAT32 && job->out->dtype == CLATTN_FLOAT32;
+    double sum = are_floats ? dot_floats(dout, out, job->problem->dim_v) : 0;
+    for (int32_t d = 0; d < job->problem->dim_v && !are_floats; d++)
         sum += (double)load_element(dout, job->dout->dtype, d) * (double)load_element(out, job->out->dtype, d);
     if (job->dlse)
         sum -= (double)load_element(tensor_row(job->dlse, sequence->batch, row, head), CLATTN_FLOAT32, 0);
@@ -218,7 +233,9 @@ static clattn_status plan_items(clattn_context *context, struct plan *plan)
     return CLATTN_SUCCESS;
 }
 
-static clattn_status plan_make(clattn_context *context, const struct backward_job *job, struct plan *plan)
+/* once: for backward_once, which needs no items. */
+static clattn_status plan_make(clattn_context *context, const struct backward_job *job, bool once,
+                               struct plan *plan)
 {
     const struct problem *problem = job->problem;
     int64_t rows = 0;
@@ -235,13 +252,13 @@ static clattn_status plan_make(clattn_context *context, const struct backward_jo
     plan->delta = malloc((size_t)(rows * problem->q_heads + 1) * sizeof *plan->delta);
     if (!plan->delta)
         return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %lld query rows", (long long)rows);
-    if (!job->dk && !job->dbias) return CLATTN_SUCCESS;
+    if (!job->dk && !job->dbias && !once) return CLATTN_SUCCESS;
     if (job->blocks) {
         clattn_status status = inverse_make(context, problem, job->blocks, job->blocks->indices.host,
                                             job->blocks->counts.host, &plan->inverse);
         if (status) return status;
     }
-    return plan_items(context, plan);
+    return once ? CLATTN_SUCCESS : plan_items(context, plan);
 }
 
 /* ---- work ---- */
@@ -408,13 +425,15 @@ clattn_status cpu_backward(clattn_context *context, const struct backward_job *j
     int threads = cpu_threads(context), failed = 0;
     struct plan plan;
     if (!kernels->backward_key) return backward_ref(context, job);
-    clattn_status status = plan_make(context, job, &plan);
+    bool once = (job->dq || job->dk) && backward_once_wanted(kernels, job);
+    clattn_status status = plan_make(context, job, once, &plan);
     if (!status) deltas(&plan, threads);
     if (!status && job->compensation != 0 && job->dk && job->blocks)
         status = compensation_make(context, job, &plan.inverse, plan.delta, plan.delta_base, &plan.compensation);
     if (!status) {
-        if (job->dq) failed = run_queries(kernels, &plan, threads);
-        if (job->dk || job->dbias) failed |= run_keys(kernels, &plan, threads);
+        if (once) failed = !backward_once(kernels, job, &plan.inverse, plan.delta, plan.delta_base, threads);
+        if (job->dq && !once) failed = run_queries(kernels, &plan, threads);
+        if ((job->dk || job->dbias) && !once) failed |= run_keys(kernels, &plan, threads);
         if (job->dbias) write_dbias(&plan);
         if (job->dsink) write_dsink(&plan, threads);
         if (failed)

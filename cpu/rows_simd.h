@@ -146,6 +146,15 @@ static inline struct float_rows rows_pack(const void *rows, clattn_dtype dtype, 
     return (struct float_rows){to, distance};
 }
 
+/* Rows of whole vectors for weighted sums: packed where they are not already. */
+static inline struct float_rows vector_rows(const void *rows, clattn_dtype dtype, int64_t stride, int64_t count,
+                                            int32_t dim, float *to)
+{
+    bool conflicts = stride % 256 == 0;
+    if (dtype == CLATTN_FLOAT32 && dim % WIDTH == 0 && !conflicts) return (struct float_rows){rows, stride};
+    return rows_pack(rows, dtype, stride, count, dim, to);
+}
+
 /* Rows for dot_rows, which reads them element by element: only 16-bit types are packed, and rows that would all
  * fall into the same cache set. */
 static inline struct float_rows key_rows(const void *rows, clattn_dtype dtype, int64_t stride, int64_t count,

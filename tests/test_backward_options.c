@@ -35,188 +35,39 @@ static const int32_t used_q[] = {20, 0, 7}, used_k[] = {3, 40, 33};
 static const int64_t starts[] = {0, 1, 7, 60, 77}, packed_starts[] = {0, 4, 9, 30, 40, 41, 43, 76};
 
 static const struct shape shapes[] = {
-    {"window, sink", SIZE_TINY, 1, 24, 40, 16, 4, 2, 1, 1, 9, 0, 1, 0, NULL, NULL, NULL, NULL, 0, 0, NULL, 0},
-    {"window on both sides",
-     SIZE_NORMAL,
-     1,
-     70,
-     70,
-     16,
-     4,
-     3,
-     1,
-     0,
-     13,
-     0,
-     0,
-     0,
-     NULL,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     0,
-     NULL,
-     0},
-    {"key padding", SIZE_NORMAL, 3,      20,     40, 16, 4,    2, 1, 1, 0, 0, 1, 0,
-     NULL,          NULL,        used_q, used_k, 0,  0,  NULL, 0},
-    {"everything", SIZE_TINY, 2, 20, 35, 16, 4, 2, 1, 1, 15, 2.0f, 1, 2, NULL, NULL, NULL, NULL, 0, 0, NULL, 0},
-    {"packed, one bias",
-     SIZE_NORMAL,
-     1,
-     34,
-     80,
-     16,
-     2,
-     2,
-     1,
-     1,
-     0,
-     1.5f,
-     1,
-     1,
-     cu_q,
-     cu_k,
-     NULL,
-     NULL,
-     5,
-     0,
-     NULL,
-     0},
-    {"block in pieces",
-     SIZE_NORMAL,
-     1,
-     2700,
-     40,
-     16,
-     2,
-     1,
-     1,
-     0,
-     0,
-     1.5f,
-     1,
-     1,
-     NULL,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     1,
-     NULL,
-     0},
-    {"lists by query head",
-     SIZE_NORMAL,
-     1,
-     50,
-     90,
-     16,
-     2,
-     3,
-     Q_HEADS,
-     1,
-     0,
-     1,
-     0,
-     1,
-     NULL,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     0,
-     NULL,
-     0},
-    {"lists by head, in pieces",
-     SIZE_NORMAL,
-     1,
-     1400,
-     90,
-     16,
-     1,
-     1,
-     Q_HEADS,
-     0,
-     0,
-     2,
-     0,
-     1,
-     NULL,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     1,
-     NULL,
-     0},
-    {"all keys, in pieces",
-     SIZE_NORMAL,
-     1,
-     2500,
-     70,
-     0,
-     1,
-     0,
-     0,
-     0,
-     0,
-     0,
-     1,
-     1,
-     NULL,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     0,
-     NULL,
-     0},
-    {"all keys, causal",
-     SIZE_NORMAL,
-     1,
-     75,
-     70,
-     0,
-     1,
-     0,
-     0,
-     1,
-     20,
-     0,
-     1,
-     1,
-     NULL,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     0,
-     NULL,
-     0},
-    {"starts", SIZE_TINY, 2, 30, 90, 0, 4, 3, 1, 1, 0, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, starts, 5},
-    {"starts, packed, by query head",
-     SIZE_NORMAL,
-     1,
-     34,
-     80,
-     0,
-     2,
-     2,
-     Q_HEADS,
-     0,
-     11,
-     1.5f,
-     1,
-     1,
-     cu_q,
-     cu_k,
-     NULL,
-     NULL,
-     5,
-     0,
-     packed_starts,
-     8},
+    {"window, sink", SIZE_TINY, 1, 24, 40, .block = 16, .q_block = 4, .topk = 2, .list_heads = 1, .causal = 1,
+     .window = 9, .sink = 1},
+    {"window on both sides", SIZE_NORMAL, 1, 70, 70, .block = 16, .q_block = 4, .topk = 3, .list_heads = 1,
+     .window = 13},
+    {"key padding", SIZE_NORMAL, 3, 20, 40, .block = 16, .q_block = 4, .topk = 2, .list_heads = 1, .causal = 1,
+     .sink = 1, .seqused_q = used_q, .seqused_k = used_k},
+    {"everything", SIZE_TINY, 2, 20, 35, .block = 16, .q_block = 4, .topk = 2, .list_heads = 1, .causal = 1,
+     .window = 15, .softcap = 2.0f, .sink = 1, .bias_batch = 2},
+    {"packed, one bias", SIZE_NORMAL, 1, 34, 80, .block = 16, .q_block = 2, .topk = 2, .list_heads = 1,
+     .causal = 1, .softcap = 1.5f, .sink = 1, .bias_batch = 1, .cu_seqlens_q = cu_q, .cu_seqlens_k = cu_k,
+     .sequences = 5},
+    {"block in pieces", SIZE_NORMAL, 1, 2700, 40, .block = 16, .q_block = 2, .topk = 1, .list_heads = 1,
+     .softcap = 1.5f, .sink = 1, .bias_batch = 1, .same_block = 1},
+    {"lists by query head", SIZE_NORMAL, 1, 50, 90, .block = 16, .q_block = 2, .topk = 3, .list_heads = Q_HEADS,
+     .causal = 1, .softcap = 1, .bias_batch = 1},
+    {"lists by head, in pieces", SIZE_NORMAL, 1, 1400, 90, .block = 16, .q_block = 1, .topk = 1,
+     .list_heads = Q_HEADS, .softcap = 2, .bias_batch = 1, .same_block = 1},
+    {"all keys, in pieces", SIZE_NORMAL, 1, 2500, 70, .q_block = 1, .sink = 1, .bias_batch = 1},
+    {"all keys, causal", SIZE_NORMAL, 1, 75, 70, .q_block = 1, .causal = 1, .window = 20, .sink = 1,
+     .bias_batch = 1},
+    {"starts", SIZE_TINY, 2, 30, 90, .q_block = 4, .topk = 3, .list_heads = 1, .causal = 1, .starts = starts,
+     .start_count = 5},
+    {"starts, packed, by query head", SIZE_NORMAL, 1, 34, 80, .q_block = 2, .topk = 2, .list_heads = Q_HEADS,
+     .window = 11, .softcap = 1.5f, .sink = 1, .bias_batch = 1, .cu_seqlens_q = cu_q, .cu_seqlens_k = cu_k,
+     .sequences = 5, .starts = packed_starts, .start_count = 8},
+    {"one walk", SIZE_CPU, 2, 700, 90, .block = 16, .q_block = 3, .topk = 6, .list_heads = 1, .causal = 1,
+     .softcap = 1.5f, .sink = 1},
+    {"one walk, by query head", SIZE_CPU, 2, 650, 90, .block = 16, .q_block = 1, .topk = 6,
+     .list_heads = Q_HEADS, .window = 9, .sink = 1},
 };
+
+/* Shapes of so much work that CPU contexts visit every pair only once: the last ones. */
+enum { ONE_WALK = COUNT(shapes) - 2, ONE_WALK_BY_HEAD };
 
 enum { DQ, DK, DV, DSINK, DBIAS, GRADIENTS };
 static const char *const gradient_names[GRADIENTS] = {"dq", "dk", "dv", "dsink", "dbias"};
@@ -435,30 +286,68 @@ static void test_shapes(void **state)
 }
 
 /* Gradients asked for alone have the same bits as together; the others stay untouched. */
-static void test_parts(void **state)
+static void check_parts(const struct shape *s, enum test_size size)
 {
-    (void)state;
     static const unsigned parts[] = {1 << DQ, 1 << DK | 1 << DV, 1 << DSINK, 1 << DBIAS};
     struct arrays a;
-    arrays_make(reference(), &shapes[3], &a);
+    arrays_make(reference(), s, &a);
     FOR_EACH_TARGET (target) {
         struct array all[GRADIENTS], part[GRADIENTS];
-        if (!target_runs(target, SIZE_NORMAL)) continue;
+        if (!target_runs(target, size)) continue;
         results_new(&a, all);
         check_success(target, gradients_run(target->context, &a, ALL, 0, all), "backward");
         for (int p = 0; p < COUNT(parts); p++) {
             results_new(&a, part);
             check_success(target, gradients_run(target->context, &a, parts[p], 0, part), "backward, a part");
             for (int n = 0; n < GRADIENTS; n++)
-                if (parts[p] >> n & 1 ? !tensor_equal_bits(&all[n].view, &part[n].view)
-                                      : !array_untouched(&part[n]))
+                if (parts[p] >> n & 1 && has_gradient(s, n) ? !tensor_equal_bits(&all[n].view, &part[n].view)
+                                                            : !array_untouched(&part[n]))
                     fail_msg("%s: %s differs when part %d is asked for", target->label, gradient_names[n], p);
             results_free(part);
         }
         results_free(all);
     }
     arrays_free(&a);
+}
+
+static void test_parts(void **state)
+{
+    (void)state;
+    check_parts(&shapes[3], SIZE_NORMAL);
+    check_parts(&shapes[ONE_WALK], SIZE_CPU);
     target_report("parts");
+}
+
+/* The bits do not depend on the number of threads. */
+static void test_threads(void **state)
+{
+    (void)state;
+    for (int n = ONE_WALK; n <= ONE_WALK_BY_HEAD; n++) {
+        struct arrays a;
+        struct array first[GRADIENTS], other[GRADIENTS];
+        arrays_make(reference(), &shapes[n], &a);
+        FOR_EACH_TARGET (target) {
+            if (target->info.backend != CLATTN_BACKEND_CPU || !target_runs(target, SIZE_CPU)) continue;
+            for (int threads = 1; threads <= 5; threads += 2) {
+                clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
+                clattn_context *context;
+                desc.backend = CLATTN_BACKEND_CPU;
+                desc.variant = target->info.variant;
+                desc.threads = threads;
+                assert_int_equal(clattn_context_create(&desc, &context), CLATTN_SUCCESS);
+                results_new(&a, threads == 1 ? first : other);
+                assert_int_equal(gradients_run(context, &a, ALL, 0, threads == 1 ? first : other),
+                                 CLATTN_SUCCESS);
+                for (int g = DQ; threads > 1 && g <= DV; g++)
+                    assert_true(tensor_equal_bits(&first[g].view, &other[g].view));
+                if (threads > 1) results_free(other);
+                clattn_context_release(context);
+            }
+            results_free(first);
+        }
+        arrays_free(&a);
+    }
+    target_report("threads");
 }
 
 /* Blocks that a row sees but does not list receive a share, in dk and dv only. */
@@ -499,16 +388,16 @@ static void test_compensation(void **state)
 
 /* NaN and infinity stay with the rows and keys that they belong to: finite gradients of the reference are
  * finite and right, the others are not finite. */
-static void test_not_finite(void **state)
+static void check_not_finite(const struct shape *s, enum test_size size)
 {
-    (void)state;
     struct arrays a;
     struct array expected[GRADIENTS], have[GRADIENTS];
-    arrays_make(reference(), &shapes[0], &a);
+    int64_t row = s->q_len > s->kv_len ? s->q_len - 40 : 0;
+    arrays_make(reference(), s, &a);
     tensor_set(&a.k.view, 0, 30, 0, 3, NAN);
     tensor_set(&a.v.view, 0, 33, 1, 2, INFINITY);
-    tensor_set(&a.dout.view, 0, 5, 1, 0, NAN);
-    tensor_set(&a.q.view, 0, 9, 2, 1, NAN);
+    tensor_set(&a.dout.view, 0, row + 5, 1, 0, NAN);
+    tensor_set(&a.q.view, 0, row + 9, 2, 1, NAN);
     clattn_attention_desc attention = attention_of(&a);
     clattn_blocks *lists = lists_of(reference(), &a);
     assert_int_equal(clattn_attention_forward(reference(), &attention, &a.q.view, &a.k.view, &a.v.view, lists,
@@ -518,7 +407,7 @@ static void test_not_finite(void **state)
     results_new(&a, expected);
     assert_int_equal(gradients_run(reference(), &a, ALL, 0, expected), CLATTN_SUCCESS);
     FOR_EACH_TARGET (target) {
-        if (target->info.backend == CLATTN_BACKEND_REFERENCE || !target_runs(target, SIZE_TINY)) continue;
+        if (target->info.backend == CLATTN_BACKEND_REFERENCE || !target_runs(target, size)) continue;
         results_new(&a, have);
         check_success(target, gradients_run(target->context, &a, ALL, 0, have), "backward");
         for (int n = DQ; n <= DV; n++) {
@@ -539,12 +428,20 @@ static void test_not_finite(void **state)
     }
     results_free(expected);
     arrays_free(&a);
+}
+
+static void test_not_finite(void **state)
+{
+    (void)state;
+    check_not_finite(&shapes[0], SIZE_TINY);
+    check_not_finite(&shapes[ONE_WALK_BY_HEAD], SIZE_CPU);
     target_report("not finite");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_shapes), cmocka_unit_test(test_parts),
-                                       cmocka_unit_test(test_compensation), cmocka_unit_test(test_not_finite)};
+                                       cmocka_unit_test(test_threads), cmocka_unit_test(test_compensation),
+                                       cmocka_unit_test(test_not_finite)};
     return cmocka_run_group_tests_name("backward options", tests, targets_open, targets_close);
 }
