@@ -118,7 +118,8 @@ static inline void span_find(struct span *span, __global const long *spans, uint
     span->sequence = (ulong)spans[SPAN_SEQUENCE], span->pages = (ulong)spans[SPAN_PAGES];
 }
 
-__kernel __attribute__((reqd_work_group_size(32 * WARPS, 1, 1))) void
+__kernel
+__attribute__((reqd_work_group_size(32 * WARPS, 1, 1))) void
 decode_step(__global const ushort *q, ulong q_first, ulong q_len_stride, ulong q_head_stride,
             __global const ushort *k, ulong k_first, __global const ushort *v, ulong v_first,
             __global const float *restrict means, ulong means_first, uint nodes, uint room,
