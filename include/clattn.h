@@ -710,7 +710,8 @@ typedef struct clattn_gradients {
  * q, k, v, blocks, out, lse: as in the forward call and its results; lse is needed
  * Keys that no query lists get zero; rows without keys get dq = 0. Deterministic: the same bits on every run and for any
  * number of threads. INT8 keys have no gradient: INVALID_DTYPE.
- * Extra memory: at most 12 bytes a listed (query row, block) pair and one float32 a (query row, head).
+ * Extra memory: at most 12 bytes a listed (query row, block) pair and one float32 a (query row, head); with compensation
+ * on the CPU also that of dk and dv in float32.
  * Errors: as clattn_attention_forward. Source: PISA sec. 3.3. */
 CLATTN_API clattn_status clattn_attention_backward(clattn_context *context, const clattn_attention_desc *attention,
                                                    const clattn_tensor *q, const clattn_tensor *k, const clattn_tensor *v,
