@@ -15,13 +15,14 @@
  * A tile has KEYS rows of DIM floats: KEYS / 2 pairs, or KEYS keys. Items own pairs or keys as in common.cl.
  *
  * Reads, with score AHEAD, 6 vectors of DIM floats for each of the 2 * beam candidates of a level above the
- * leaves; 12 for each leaf that the beam reaches; LEAF x DIM elements of k for each leaf that the prefilter keeps.
- * At 65536 keys, dim 64, beam and prefilter 32 that is 0.6 MB of statistics and 0.5 MB of float32 keys a query, of
- * which neighbouring queries share most, and products of each head with 2048 keys and 768 pairs.
+ * leaves; 12 for each leaf that the beam reaches; LEAF x DIM elements of k for each leaf that the prefilter
+ * keeps. At 65536 keys, dim 64, beam and prefilter 32 that is 0.6 MB of statistics and 0.5 MB of float32 keys a
+ * query, of which neighbouring queries share most, and products of each head with 2048 keys and 768 pairs.
  * Writes topk + 1 integers. Invariant: candidate[] is ascending and holds every forced node of its level.
  *
  * Macros: as in select.cl, with SELECTOR ROBUST; CAPACITY >= beam and topk; HEADS_LOCAL 1: heads[][] is local
- * memory, 0: `scratch` is, GROUP * CANDIDATES floats a work-group; ITEM_KEYS is even, KEYS at least 8. */
+ * memory, 0: `scratch` is, GROUP * CANDIDATES floats a work-group; ITEM_KEYS is even, KEYS at least 8. With CACHE
+ * the statistics are regions of a decode cache's memory. */
 
 #if HEADS_LOCAL
 #define HEADS __local
@@ -29,6 +30,16 @@
 #else
 #define HEADS __global
 #define HEADS_FENCE (CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
+#endif
+
+#if CACHE && INT8
+#define STATISTICS_ARGUMENTS                                                                                   \
+    , ulong means_first, ulong bounds_first, ulong parts_first, uint room,                                     \
+        __global const float *restrict k_scale, long k_scale_first, long k_scale_head_stride
+#elif CACHE
+#define STATISTICS_ARGUMENTS , ulong means_first, ulong bounds_first, ulong parts_first, uint room
+#else
+#define STATISTICS_ARGUMENTS
 #endif
 
 #define ITEM_PAIRS (ITEM_KEYS / 2)
@@ -397,13 +408,14 @@ inline uint walk(__local struct shared *shared, HEADS float *heads, const struct
 }
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void
-select_robust(__global const element *restrict q, __global const element *restrict k,
+select_robust(__global const element *restrict q, __global const kv_element *restrict k,
               __global const float *restrict means, __global const float *restrict bounds,
               __global const float *restrict parts, __global float *restrict scratch,
               __global int *restrict indices, __global int *restrict counts, __global const long *restrict table,
               uint sequences, ulong unit_first, long q_len_stride, long q_head_stride, long k_len_stride,
-              long k_head_stride, float scale, int causal, uint topk, uint forced_first, uint forced_last, uint kv_heads, uint beam, uint prefilter,
-              uint part_count, int score, int vote)
+              long k_head_stride, float scale, int causal, uint topk, uint forced_first, uint forced_last,
+              uint kv_heads, uint beam, uint prefilter, uint part_count, int score,
+              int vote CACHE_ARGUMENTS STATISTICS_ARGUMENTS)
 {
     __local struct shared shared;
     const ulong unit = unit_first + get_group_id(0);
@@ -414,17 +426,29 @@ select_robust(__global const element *restrict q, __global const element *restri
     const long position = (long)token + (long)kv_len - (long)q_len;
     const ulong list = ((ulong)sequence[SEQUENCE_LIST_ROW] + token) * kv_heads + kv_head;
     const long node = sequence[SEQUENCE_NODE] + (long)kv_head * sequence[SEQUENCE_NODES];
-    const long leaf = sequence[SEQUENCE_LEAF] + (long)kv_head * CEIL_DIV(kv_len, LEAF);
+#if !CACHE
+    const ulong means_first = 0, bounds_first = 0, parts_first = 0;
+    const uint room = CEIL_DIV(kv_len, LEAF);
+#endif
+    const long leaf = sequence[SEQUENCE_LEAF] + (long)kv_head * room;
 
     struct query query;
     query.q = q + sequence[SEQUENCE_Q] + (long)token * q_len_stride + (long)(kv_head * GROUP) * q_head_stride;
     query.k = k + sequence[SEQUENCE_K] + (long)kv_head * k_head_stride;
-    query.means = means + node * DIM;
+    query.means = means + means_first + node * DIM;
     query.q_head_stride = q_head_stride;
     query.k_len_stride = k_len_stride;
     query.scale = scale;
     query.kv_len = kv_len;
-    query.room = CEIL_DIV(kv_len, LEAF);
+    query.room = room;
+#if CACHE
+    query.scales.pages.table = page_table + sequence[SEQUENCE_PAGES];
+    query.scales.pages.rows = page_rows;
+    query.scales.pages.size = page_size;
+#endif
+#if INT8
+    query.scales.of = k_scale + k_scale_first + (long)kv_head * k_scale_head_stride;
+#endif
     query.seen = !causal ? kv_len : position < 0 ? 0 : (uint)position + 1;
     query.topk = topk;
     query.causal = causal;
@@ -433,8 +457,8 @@ select_robust(__global const element *restrict q, __global const element *restri
     query.row_group = query.lid - query.key_group * ROW_GROUPS;
     forced_leaves(&query, forced_first, forced_last);
     struct request request;
-    request.bounds = bounds + node * (2 * DIM);
-    request.parts = parts + leaf * (LEAF_PARTS * 3 * DIM);
+    request.bounds = bounds + bounds_first + node * (2 * DIM);
+    request.parts = parts + parts_first + leaf * (LEAF_PARTS * 3 * DIM);
     request.beam = beam;
     request.prefilter = prefilter;
     request.part_count = part_count;

@@ -753,7 +753,7 @@ typedef struct clattn_cache_desc {
     int32_t page_size;     /* 0 (default): every sequence has room for all its tokens in one piece. 16 .. 256: tokens lie in
                               pages of that size, taken from `pages` as sequences grow; any size goes with any leaf */
     int64_t pages;         /* of all sequences together; 0 (default): enough for `tokens` tokens in each of them */
-    int32_t bounds;        /* 1: minima and maxima for CLATTN_SELECT_ROBUST too (CPU contexts only); default 0 */
+    int32_t bounds;        /* 1: minima and maxima for CLATTN_SELECT_ROBUST too; default 0 */
     void *storage;         /* memory of the caller, at least clattn_cache_bytes() of it, which has to outlive the cache: a
                               pointer (CPU contexts; a multiple of 64) or a cl_mem; NULL (default): the library's own */
     size_t storage_bytes;

@@ -34,9 +34,6 @@ static clattn_status check_desc(clattn_context *context, const clattn_cache_desc
     if (checked->pages < 0 || (checked->pages && !checked->page_size))
         return fail(context, CLATTN_INVALID_ARGUMENT, "desc.pages is %lld with page_size %d",
                     (long long)checked->pages, checked->page_size);
-    if (checked->bounds && !context->backend->host_memory)
-        return fail(context, CLATTN_INVALID_ARGUMENT, "desc.bounds is %d, which needs a CPU context",
-                    checked->bounds);
     return CLATTN_SUCCESS;
 }
 

@@ -309,7 +309,6 @@ clattn_status opencl_finish(clattn_context *context, const clattn_sync *sync);
 
 clattn_status opencl_pyramid_build(clattn_context *context, const struct pyramid_job *job);
 clattn_status opencl_select(clattn_context *context, const struct select_job *job);
-clattn_status opencl_robust(clattn_context *context, const struct select_job *job); /* for CLATTN_SELECT_ROBUST */
 clattn_status opencl_forward(clattn_context *context, const struct forward_job *job);
 clattn_status opencl_backward(clattn_context *context, const struct backward_job *job);
 clattn_status opencl_gather(clattn_context *context, const struct gather_job *job);

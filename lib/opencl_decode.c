@@ -9,6 +9,8 @@
 
 enum { ITEMS_MIN = 64, ITEMS_MAX = 256, COPY_GROUPS_MAX = 256 };
 
+static const char BOUNDS_FILES[] = "common.cl+decode_append.cl+decode_bounds.cl";
+
 /* As in cl/decode_append.cl. */
 enum span_field { SPAN_FIRST, SPAN_LEN, SPAN_ROW, SPAN_SEQUENCE, SPAN_PAGES, SPAN_UNIT, SPAN_FIELDS };
 
@@ -241,6 +243,31 @@ static void arg_spans(struct opencl_launch *launch, const struct cache_append_jo
     opencl_arg_long(launch, one->sequence * job->cache->table_entries);
 }
 
+static void arg_bounds(struct opencl_launch *launch, const clattn_cache *cache)
+{
+    arg_statistics(launch, cache);
+    opencl_arg_long(launch, (int64_t)(cache->layout.bounds / sizeof(float)));
+    opencl_arg_long(launch, (int64_t)(cache->layout.parts / sizeof(float)));
+}
+
+/* Minima, maxima and quarters; see cl/decode_bounds.cl. */
+static void run_bounds(struct opencl_launch *launch, const struct cache_append_job *job, cl_mem spans,
+                       int64_t units, const char *options)
+{
+    const clattn_cache *cache = job->cache;
+    opencl_launch_kernel(launch, BOUNDS_FILES, "bounds_append", options);
+    arg_rows(launch, job->k);
+    arg_bounds(launch, cache);
+    opencl_arg_int(launch, cache->desc.kv_heads);
+    arg_spans(launch, job, spans);
+    run_heads(launch, cache, units);
+    opencl_launch_kernel(launch, BOUNDS_FILES, "bounds_ancestors", options);
+    arg_bounds(launch, cache);
+    opencl_arg_int(launch, cache->desc.kv_heads);
+    arg_spans(launch, job, spans);
+    run_heads(launch, cache, job->count);
+}
+
 static void run_append(struct opencl_launch *launch, const struct cache_append_job *job, cl_mem page_table,
                        cl_mem spans, int64_t units, bool has_more)
 {
@@ -260,13 +287,15 @@ static void run_append(struct opencl_launch *launch, const struct cache_append_j
     arg_spans(launch, job, spans);
     opencl_arg_pages(launch, &pages);
     run_heads(launch, cache, units);
-    if (!has_more) return;
-    opencl_launch_kernel(launch, "decode_append.cl", "decode_ancestors", options.text);
-    arg_rows(launch, job->k);
-    arg_statistics(launch, cache);
-    opencl_arg_int(launch, cache->desc.kv_heads);
-    arg_spans(launch, job, spans);
-    run_heads(launch, cache, job->count);
+    if (has_more) {
+        opencl_launch_kernel(launch, "decode_append.cl", "decode_ancestors", options.text);
+        arg_rows(launch, job->k);
+        arg_statistics(launch, cache);
+        opencl_arg_int(launch, cache->desc.kv_heads);
+        arg_spans(launch, job, spans);
+        run_heads(launch, cache, job->count);
+    }
+    if (cache->desc.bounds) run_bounds(launch, job, spans, units, options.text);
 }
 
 clattn_status opencl_cache_append(clattn_context *context, const struct cache_append_job *job)
@@ -295,6 +324,21 @@ clattn_status opencl_cache_append(clattn_context *context, const struct cache_ap
 
 /* ---- a prefix was taken ---- */
 
+static void run_bounds_cut(struct opencl_launch *launch, const clattn_cache *cache, int32_t sequence,
+                           const struct opencl_pages *pages, const char *options)
+{
+    opencl_launch_kernel(launch, BOUNDS_FILES, "bounds_cut", options);
+    arg_bounds(launch, cache);
+    arg_stored(launch, cache, cache->layout.keys);
+    opencl_arg_long(launch, (int64_t)(cache->layout.key_scales / sizeof(float)));
+    opencl_arg_int(launch, cache->desc.kv_heads);
+    opencl_arg_long(launch, sequence);
+    opencl_arg_long(launch, sequence * cache->table_entries);
+    opencl_arg_int(launch, (int32_t)cache->length[sequence]);
+    opencl_arg_pages(launch, pages);
+    run_heads(launch, cache, 1);
+}
+
 clattn_status opencl_cache_cut(clattn_context *context, clattn_cache *cache, int32_t sequence,
                                const clattn_sync *sync)
 {
@@ -316,6 +360,7 @@ clattn_status opencl_cache_cut(clattn_context *context, clattn_cache *cache, int
     opencl_arg_int(&launch, (int32_t)length);
     opencl_arg_pages(&launch, &pages);
     run_heads(&launch, cache, 1);
+    if (cache->desc.bounds) run_bounds_cut(&launch, cache, sequence, &pages, options.text);
     if (!launch.status) count_nodes(cache, last, last, length % leaf, length % leaf != 0);
     return opencl_launch_end(&launch);
 }

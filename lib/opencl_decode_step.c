@@ -26,7 +26,7 @@ static clattn_pyramid pyramid_view(const struct decode_job *job, int64_t *number
         view.first[s] = cache_head(cache, job->spans[s].sequence, 0) * cache->nodes;
         view.first_leaf[s] = cache_head(cache, job->spans[s].sequence, 0) * cache->leaves;
     }
-    view.means = cache->memory;
+    view.means = view.bounds = view.parts = cache->memory;
     return view;
 }
 

@@ -3,7 +3,7 @@
 
 #include "config.h"
 
-#include "opencl_tile.h"
+#include "opencl_decode.h"
 
 #include <stdlib.h>
 
@@ -70,7 +70,7 @@ static struct plan plan_fitting(const struct opencl_taste *taste, const struct s
 }
 
 static struct opencl_options options_of(const struct opencl_taste *taste, const struct select_job *job,
-                                        const struct plan *plan)
+                                        const struct plan *plan, const struct opencl_pages *pages)
 {
     struct opencl_options options = {""};
     opencl_option(&options, "DTYPE", (int)job->q->dtype);
@@ -83,15 +83,18 @@ static struct opencl_options options_of(const struct opencl_taste *taste, const 
     opencl_tile_option(&options, &plan->tile);
     opencl_option(&options, "LOAD_K", opencl_load_width(taste, job->problem->dim));
     opencl_option(&options, "PAD", taste->pad);
+    if (pages) opencl_option(&options, "CACHE", 1);
+    if (pages && job->problem->options.k_scale) opencl_option(&options, "INT8", 1);
     return options;
 }
 
 /* Fills the table; returns the units (query rows x key heads) of all sequences. */
-static int64_t units_fill(const struct select_job *job, cl_long *table)
+static int64_t units_fill(const struct select_job *job, const struct opencl_pages *pages, cl_long *table)
 {
     const struct problem *problem = job->problem;
     int64_t units = 0;
     opencl_table_fill(problem, &(struct tensors){.q = job->q, .k = job->k}, job->pyramid, table);
+    opencl_table_pages(pages, problem->count, table);
     for (int64_t s = 0; s < problem->count; s++) {
         table[s * OPENCL_SEQUENCE_FIELDS + OPENCL_SEQUENCE_UNIT] = units;
         units += problem->sequences[s].q_len * problem->kv_heads;
@@ -110,8 +113,25 @@ static double unit_flops(const struct select_job *job)
     return 2.0 * job->problem->dim * job->problem->group * dots;
 }
 
-static void set_arguments(struct opencl_launch *launch, const struct select_job *job, cl_mem scratch,
-                          cl_mem table)
+/* Of a cache: CACHE_ARGUMENTS and STATISTICS_ARGUMENTS. */
+static void set_cache_arguments(struct opencl_launch *launch, const struct select_job *job,
+                                const struct opencl_pages *pages)
+{
+    const clattn_tensor *scale = job->problem->options.k_scale;
+    const struct cache_layout *layout = &pages->cache->layout;
+    opencl_arg_pages(launch, pages);
+    opencl_arg_long(launch, (int64_t)(layout->means / sizeof(float)));
+    opencl_arg_long(launch, (int64_t)(layout->bounds / sizeof(float)));
+    opencl_arg_long(launch, (int64_t)(layout->parts / sizeof(float)));
+    opencl_arg_int(launch, (int32_t)pages->cache->leaves);
+    if (!scale) return;
+    opencl_arg_tensor(launch, scale);
+    opencl_arg_long(launch, scale->offset);
+    opencl_arg_long(launch, scale->head_stride);
+}
+
+static void set_arguments(struct opencl_launch *launch, const struct select_job *job,
+                          const struct opencl_pages *pages, cl_mem scratch, cl_mem table)
 {
     const struct problem *problem = job->problem;
     const clattn_select_desc *select = job->select;
@@ -142,10 +162,12 @@ static void set_arguments(struct opencl_launch *launch, const struct select_job 
     opencl_arg_int(launch, select->parts);
     opencl_arg_int(launch, (int32_t)select->score);
     opencl_arg_int(launch, select->vote);
+    if (pages) set_cache_arguments(launch, job, pages);
 }
 
 /* The plan of the ladder that the device can run. */
-static clattn_status plan_find(clattn_context *context, const struct select_job *job, struct plan *plan,
+static clattn_status plan_find(clattn_context *context, const struct select_job *job,
+                               const struct opencl_pages *pages, struct plan *plan,
                                struct opencl_options *options)
 {
     const struct opencl_taste taste =
@@ -154,7 +176,7 @@ static clattn_status plan_find(clattn_context *context, const struct select_job 
     for (int shrink = 0; status == CLATTN_DEVICE_LIMIT && shrink <= SHRINK_MAX; shrink++) {
         cl_kernel kernel = NULL;
         *plan = plan_fitting(&taste, job, shrink);
-        *options = options_of(&taste, job, plan);
+        *options = options_of(&taste, job, plan, pages);
         status = opencl_kernel(context, FILES, "select_robust", options->text, &kernel);
         if (kernel) clReleaseKernel(kernel);
     }
@@ -163,28 +185,29 @@ static clattn_status plan_find(clattn_context *context, const struct select_job 
 
 enum { SCRATCH_UNITS = 4096 }; /* work-groups of a launch with scores in global memory */
 
-clattn_status opencl_robust(clattn_context *context, const struct select_job *job)
+clattn_status opencl_robust(clattn_context *context, const struct select_job *job,
+                            const struct opencl_pages *pages)
 {
     const struct problem *problem = job->problem;
     struct plan plan;
     struct opencl_options options;
     struct opencl_launch launch;
     clattn_status status = opencl_check_lengths(context, problem);
-    if (!status) status = plan_find(context, job, &plan, &options);
+    if (!status) status = plan_find(context, job, pages, &plan, &options);
     if (status) return status;
     size_t bytes = (size_t)problem->count * OPENCL_SEQUENCE_FIELDS * sizeof(cl_long);
     cl_long *table = malloc(MAX(bytes, 1));
     if (!table)
         return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a table of %lld sequences",
                     (long long)problem->count);
-    int64_t units = units_fill(job, table), most = plan.heads_local ? units : MIN(units, SCRATCH_UNITS);
+    int64_t units = units_fill(job, pages, table), most = plan.heads_local ? units : MIN(units, SCRATCH_UNITS);
     opencl_launch_begin(context, job->sync, &launch);
     if (units > 0) {
         cl_mem scratch = plan.heads_local
                              ? NULL
                              : opencl_launch_temporary(&launch, (size_t)most * heads_bytes(job, plan.capacity));
         opencl_launch_kernel(&launch, FILES, "select_robust", options.text);
-        set_arguments(&launch, job, scratch, opencl_launch_table(&launch, table, bytes));
+        set_arguments(&launch, job, pages, scratch, opencl_launch_table(&launch, table, bytes));
         opencl_run_units_most(&launch, ARG_UNIT_FIRST, units, most, unit_flops(job),
                               opencl_tile_items(&plan.tile));
     }

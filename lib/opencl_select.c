@@ -197,7 +197,7 @@ static bool choose_subgroup(clattn_context *context, const struct select_job *jo
 clattn_status opencl_select(clattn_context *context, const struct select_job *job)
 {
     bool done = false;
-    if (job->select->selector == CLATTN_SELECT_ROBUST) return opencl_robust(context, job);
+    if (job->select->selector == CLATTN_SELECT_ROBUST) return opencl_robust(context, job, NULL);
     clattn_status status = nvidia_select(context, job, &done);
     if (status || done) return status;
     status = opencl_check_lengths(context, job->problem);
@@ -214,6 +214,7 @@ clattn_status opencl_select_portable(clattn_context *context, const struct selec
     const struct problem *problem = job->problem;
     struct select_choice choice;
     struct opencl_launch launch;
+    if (job->select->selector == CLATTN_SELECT_ROBUST) return opencl_robust(context, job, pages);
     clattn_status status = opencl_check_lengths(context, problem);
     if (!status && (pages || !choose_subgroup(context, job, &choice)))
         status = choose_tile(context, job, pages, &choice);

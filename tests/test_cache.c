@@ -40,8 +40,8 @@ static const struct cache_case cases[] = {
     {"flat exact", SIZE_NORMAL, F16, 300, 1, 40, 24, 24, 16, 20, CLATTN_SELECT_FLAT_LSE, false},
     {"dense", SIZE_NORMAL, F32, 200, 2, 2, 24, 24, 16, 24, CLATTN_SELECT_DENSE, false},
     {"every key seen", SIZE_NORMAL, F32, 301, 2, 2, 24, 24, 16, 16, PISA, true},
-    {"robust", SIZE_CPU, F16, 420, 2, 2, 32, 32, 16, 40, CLATTN_SELECT_ROBUST, false},
-    {"robust contiguous", SIZE_CPU, F32, 333, 1, 3, 20, 20, 32, 0, CLATTN_SELECT_ROBUST, false},
+    {"robust", SIZE_NORMAL, F16, 420, 2, 2, 32, 32, 16, 40, CLATTN_SELECT_ROBUST, false},
+    {"robust contiguous", SIZE_NORMAL, F32, 333, 1, 3, 20, 20, 32, 0, CLATTN_SELECT_ROBUST, false},
 };
 
 /* ---- one sequence in chunks ---- */
@@ -221,18 +221,12 @@ static void check_case(const struct target *target, const struct cache_case *c)
     problem_free(target, &p);
 }
 
-/* Does the target have caches with such a selector? */
-static bool has_cache(const struct target *target, const struct cache_case *c)
-{
-    return target->info.backend != CLATTN_BACKEND_OPENCL || c->selector != CLATTN_SELECT_ROBUST;
-}
-
 static void test_prefill(void **state)
 {
     (void)state;
     for (int n = 0; n < COUNT(cases); n++)
         FOR_EACH_TARGET (target)
-            if (has_cache(target, &cases[n]) && target_runs(target, cases[n].size)) check_case(target, &cases[n]);
+            if (target_runs(target, cases[n].size)) check_case(target, &cases[n]);
     target_report("decoding as the prefill");
 }
 

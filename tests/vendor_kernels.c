@@ -251,6 +251,7 @@ static void decode_case(clattn_context *context, const struct shape *s, int32_t 
     desc.dim_v = s->dim_v;
     desc.dtype = s->dtype;
     desc.page_size = page_size;
+    desc.bounds = selector == CLATTN_SELECT_ROBUST;
     select.selector = selector;
     expect(context, s->name, clattn_cache_create(context, &desc, &cache));
     for (int step = 0; cache && step < 2; step++) {
@@ -286,6 +287,8 @@ static void decode_all(clattn_context *context)
     clattn_attention_desc attention = CLATTN_ATTENTION_DESC_INIT;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         decode_case(context, &shapes[i], i % 2 ? 48 : 0, CLATTN_SELECT_PISA, NULL);
+    for (size_t i = 0; i < 2; i++)
+        decode_case(context, &shapes[i], 48, CLATTN_SELECT_ROBUST, NULL);
     attention.softcap = 30;
     attention.window = 300;
     attention.sink = &sink;
