@@ -12,6 +12,7 @@
 
 enum {
     ROW_ITEMS = 64,    /* of the kernels of D and dsink */
+    ROW_LOAD = 4,      /* elements of a load there */
     KEYS_UNEQUAL = 64, /* taken for the size of blocks with boundaries of the caller */
 };
 static const char *const delta_file = "attention_backward_delta.cl";
@@ -129,7 +130,9 @@ static struct opencl_options delta_options(const struct backward_run *run)
     struct opencl_options options = {""};
     opencl_option(&options, "OUT_DTYPE", (int)job->out->dtype);
     opencl_option(&options, "DOUT_DTYPE", (int)job->dout->dtype);
-    opencl_option(&options, "LOAD_V", opencl_load_width(&run->taste, job->problem->dim_v));
+    /* Not as tuned for the tile kernels: D must have the same bits whichever gradients are asked for. */
+    struct opencl_taste taste = {.load = ROW_LOAD};
+    opencl_option(&options, "LOAD_V", opencl_load_width(&taste, job->problem->dim_v));
     opencl_option(&options, "ITEMS", ROW_ITEMS);
     return options;
 }
