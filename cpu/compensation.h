@@ -2,7 +2,7 @@
 #ifndef CLATTN_CPU_COMPENSATION_H
 #define CLATTN_CPU_COMPENSATION_H
 
-/* Gradient compensation: what key blocks receive from rows that see but do not list them (SPEC.md 6).
+/* Gradient compensation: what key blocks receive from rows that see but do not list them.
  *
  * A row that lists block a, and then nothing before block b, gives to the keys of a .. b - 1 what it gives to
  * those of a, as far as it sees them. So the rows of a are taken by the last block that they reach, the
