@@ -20,7 +20,7 @@
 
 static inline int64_t ceil_div(int64_t a, int64_t b)
 {
-    return (a + b - 1) / b;
+    return a / b + (a % b > 0);
 }
 
 /* ---- context ---- */
