@@ -188,6 +188,10 @@ clattn_status opencl_fail(clattn_context *context, cl_int code, const char *what
 clattn_status opencl_kernel(clattn_context *context, const char *file, const char *name, const char *options,
                             cl_kernel *kernel);
 
+/* Only whether it can be had, for the ladders of tiles; a later opencl_kernel finds the program built. */
+clattn_status opencl_kernel_try(clattn_context *context, const char *file, const char *name,
+                                const char *options);
+
 void opencl_programs_release(struct opencl *state);
 
 /* Does a program's source have instructions that only Hopper cards have (opencl_hopper.c)? Its binary's text with them;

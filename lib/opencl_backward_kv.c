@@ -71,7 +71,6 @@ clattn_status backward_kv_prepare(struct backward_run *run)
     clattn_status status = CLATTN_SUCCESS;
     run->taste = opencl_taste_of(run->context, TUNING_BACKWARD_KV, run->job->problem->dim, run->job->q->dtype);
     for (int shrink = 0; shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
-        cl_kernel kernel = NULL;
         struct backward_tile *shape = &run->kv_tile;
         *shape = tile_fitting(run, shrink);
         run->kv_options = (struct opencl_options){""};
@@ -84,8 +83,7 @@ clattn_status backward_kv_prepare(struct backward_run *run)
         opencl_option(&run->kv_options, "LIST_KV", run->lists.list_kv);
         opencl_option(&run->kv_options, "DBIAS", run->job->dbias != NULL);
         opencl_option(&run->kv_options, "COMPENSATION", has_compensation(run->job));
-        status = opencl_kernel(run->context, kv_file, "attention_backward_kv", run->kv_options.text, &kernel);
-        if (kernel) clReleaseKernel(kernel);
+        status = opencl_kernel_try(run->context, kv_file, "attention_backward_kv", run->kv_options.text);
         if (status != CLATTN_DEVICE_LIMIT) break;
     }
     return status;

@@ -64,7 +64,6 @@ clattn_status backward_q_prepare(struct backward_run *run)
     clattn_status status = CLATTN_SUCCESS;
     run->taste = opencl_taste_of(run->context, TUNING_BACKWARD_Q, run->job->problem->dim, run->job->q->dtype);
     for (int shrink = 0; shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
-        cl_kernel kernel = NULL;
         struct backward_tile *shape = &run->q_tile;
         *shape = tile_fitting(run, shrink);
         run->q_options = (struct opencl_options){""};
@@ -73,9 +72,8 @@ clattn_status backward_q_prepare(struct backward_run *run)
         opencl_option(&run->q_options, "TOKENS", shape->tokens);
         opencl_option(&run->q_options, "HEADS", shape->heads);
         opencl_option(&run->q_options, "ITEM_COLUMNS", shape->columns);
-        status = opencl_kernel(run->context, "attention_backward_q.cl", "attention_backward_q",
-                               run->q_options.text, &kernel);
-        if (kernel) clReleaseKernel(kernel);
+        status = opencl_kernel_try(run->context, "attention_backward_q.cl", "attention_backward_q",
+                                   run->q_options.text);
         if (status != CLATTN_DEVICE_LIMIT) break;
     }
     return status;

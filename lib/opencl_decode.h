@@ -31,10 +31,7 @@ void opencl_arg_pages(struct opencl_launch *launch, const struct opencl_pages *p
 /* Fills SEQUENCE_PAGES of a table of sequences; pages NULL: nothing. */
 void opencl_table_pages(const struct opencl_pages *pages, int64_t count, cl_long *table);
 
-/* The portable kernels; pages NULL: k and v are tensors. opencl_robust is for CLATTN_SELECT_ROBUST, and called
- * by opencl_select_portable. */
-clattn_status opencl_robust(clattn_context *context, const struct select_job *job,
-                            const struct opencl_pages *pages);
+/* The portable kernels; pages NULL: k and v are tensors. */
 clattn_status opencl_select_portable(clattn_context *context, const struct select_job *job,
                                      const struct opencl_pages *pages);
 clattn_status opencl_forward_portable(clattn_context *context, const struct forward_job *job,

@@ -285,15 +285,6 @@ struct forward_choice {
     struct forward_parts parts;
 };
 
-/* DEVICE_LIMIT: not in these registers or this local memory. */
-static clattn_status choice_try(clattn_context *context, const struct forward_choice *choice)
-{
-    cl_kernel kernel = NULL;
-    clattn_status status = opencl_kernel(context, choice->files, choice->kernel, choice->options.text, &kernel);
-    if (kernel) clReleaseKernel(kernel);
-    return status;
-}
-
 static clattn_status choose_tile(clattn_context *context, const struct forward_job *job,
                                  const struct opencl_pages *pages, struct forward_choice *choice)
 {
@@ -309,7 +300,7 @@ static clattn_status choose_tile(clattn_context *context, const struct forward_j
         part_job_make(NULL, job, &choice->parts, &part);
         choice->options = options_of(&taste, choice->parts.count > 1 ? &part.job : job, &choice->shape, pages);
         choice->items = opencl_tile_items(&choice->shape.tile);
-        status = choice_try(context, choice);
+        status = opencl_kernel_try(context, choice->files, choice->kernel, choice->options.text);
         if (status != CLATTN_DEVICE_LIMIT) break;
     }
     return status;
@@ -341,7 +332,7 @@ static bool choose_subgroup(clattn_context *context, const struct forward_job *j
     opencl_option(&choice->options, "HEADS", heads);
     opencl_option(&choice->options, "BLOCK", job->blocks->block);
     opencl_option(&choice->options, "LOAD_K", subgroup_load(subgroup, problem->dim));
-    return choice_try(context, choice) == CLATTN_SUCCESS;
+    return opencl_kernel_try(context, choice->files, choice->kernel, choice->options.text) == CLATTN_SUCCESS;
 }
 
 clattn_status opencl_forward(clattn_context *context, const struct forward_job *job)

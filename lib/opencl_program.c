@@ -361,3 +361,12 @@ clattn_status opencl_kernel(clattn_context *context, const char *file, const cha
     }
     return status;
 }
+
+clattn_status opencl_kernel_try(clattn_context *context, const char *file, const char *name,
+                                const char *options)
+{
+    cl_kernel kernel = NULL;
+    clattn_status status = opencl_kernel(context, file, name, options, &kernel);
+    if (kernel) clReleaseKernel(kernel);
+    return status;
+}

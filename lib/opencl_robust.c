@@ -3,7 +3,7 @@
 
 #include "config.h"
 
-#include "opencl_decode.h"
+#include "opencl_select.h"
 
 #include <stdlib.h>
 
@@ -69,39 +69,6 @@ static struct plan plan_fitting(const struct opencl_taste *taste, const struct s
     }
 }
 
-static struct opencl_options options_of(const struct opencl_taste *taste, const struct select_job *job,
-                                        const struct plan *plan, const struct opencl_pages *pages)
-{
-    struct opencl_options options = {""};
-    opencl_option(&options, "DTYPE", (int)job->q->dtype);
-    opencl_option(&options, "DIM", job->problem->dim);
-    opencl_option(&options, "GROUP", job->problem->group);
-    opencl_option(&options, "SELECTOR", (int)CLATTN_SELECT_ROBUST);
-    opencl_option(&options, "LEAF", job->select->leaf);
-    opencl_option(&options, "CAPACITY", plan->capacity);
-    opencl_option(&options, "HEADS_LOCAL", plan->heads_local);
-    opencl_tile_option(&options, &plan->tile);
-    opencl_option(&options, "LOAD_K", opencl_load_width(taste, job->problem->dim));
-    opencl_option(&options, "PAD", taste->pad);
-    if (pages) opencl_option(&options, "CACHE", 1);
-    if (pages && job->problem->options.k_scale) opencl_option(&options, "INT8", 1);
-    return options;
-}
-
-/* Fills the table; returns the units (query rows x key heads) of all sequences. */
-static int64_t units_fill(const struct select_job *job, const struct opencl_pages *pages, cl_long *table)
-{
-    const struct problem *problem = job->problem;
-    int64_t units = 0;
-    opencl_table_fill(problem, &(struct tensors){.q = job->q, .k = job->k}, job->pyramid, table);
-    opencl_table_pages(pages, problem->count, table);
-    for (int64_t s = 0; s < problem->count; s++) {
-        table[s * OPENCL_SEQUENCE_FIELDS + OPENCL_SEQUENCE_UNIT] = units;
-        units += problem->sequences[s].q_len * problem->kv_heads;
-    }
-    return units;
-}
-
 static double unit_flops(const struct select_job *job)
 {
     const clattn_select_desc *select = job->select;
@@ -113,27 +80,9 @@ static double unit_flops(const struct select_job *job)
     return 2.0 * job->problem->dim * job->problem->group * dots;
 }
 
-/* Of a cache: CACHE_ARGUMENTS and STATISTICS_ARGUMENTS. */
-static void set_cache_arguments(struct opencl_launch *launch, const struct select_job *job,
-                                const struct opencl_pages *pages)
-{
-    const clattn_tensor *scale = job->problem->options.k_scale;
-    const struct cache_layout *layout = &pages->cache->layout;
-    opencl_arg_pages(launch, pages);
-    opencl_arg_long(launch, (int64_t)(layout->means / sizeof(float)));
-    opencl_arg_long(launch, (int64_t)(layout->bounds / sizeof(float)));
-    opencl_arg_long(launch, (int64_t)(layout->parts / sizeof(float)));
-    opencl_arg_int(launch, (int32_t)pages->cache->leaves);
-    if (!scale) return;
-    opencl_arg_tensor(launch, scale);
-    opencl_arg_long(launch, scale->offset);
-    opencl_arg_long(launch, scale->head_stride);
-}
-
 static void set_arguments(struct opencl_launch *launch, const struct select_job *job,
                           const struct opencl_pages *pages, cl_mem scratch, cl_mem table)
 {
-    const struct problem *problem = job->problem;
     const clattn_select_desc *select = job->select;
     opencl_arg_tensor(launch, job->q);
     opencl_arg_tensor(launch, job->k);
@@ -141,28 +90,20 @@ static void set_arguments(struct opencl_launch *launch, const struct select_job 
     opencl_arg_storage(launch, &job->pyramid->bounds);
     opencl_arg_storage(launch, &job->pyramid->parts);
     opencl_arg_mem(launch, scratch);
-    opencl_arg_storage(launch, &job->blocks->indices);
-    opencl_arg_storage(launch, &job->blocks->counts);
-    opencl_arg_mem(launch, table);
-    opencl_arg_int(launch, (int32_t)problem->count);
-    opencl_arg_long(launch, 0); /* the first unit: ARG_UNIT_FIRST */
-    opencl_arg_long(launch, job->q->len_stride);
-    opencl_arg_long(launch, job->q->head_stride);
-    opencl_arg_long(launch, job->k->len_stride);
-    opencl_arg_long(launch, job->k->head_stride);
-    opencl_arg_float(launch, problem->scale);
-    opencl_arg_int(launch, problem->causal);
-    opencl_arg_int(launch, select->topk);
-    /* More than topk cannot be kept. */
-    opencl_arg_int(launch, MIN(select->forced_first, select->topk));
-    opencl_arg_int(launch, MIN(select->forced_last, select->topk));
-    opencl_arg_int(launch, problem->kv_heads);
+    select_arg_query(launch, job, table);
     opencl_arg_int(launch, MAX(select->beam, select->topk));
     opencl_arg_int(launch, select->prefilter > 0 ? MAX(select->prefilter, select->topk) : 0);
     opencl_arg_int(launch, select->parts);
     opencl_arg_int(launch, (int32_t)select->score);
     opencl_arg_int(launch, select->vote);
-    if (pages) set_cache_arguments(launch, job, pages);
+    if (!pages) return;
+    const struct cache_layout *layout = &pages->cache->layout;
+    opencl_arg_pages(launch, pages); /* CACHE_ARGUMENTS, STATISTICS_ARGUMENTS */
+    opencl_arg_long(launch, (int64_t)(layout->means / sizeof(float)));
+    opencl_arg_long(launch, (int64_t)(layout->bounds / sizeof(float)));
+    opencl_arg_long(launch, (int64_t)(layout->parts / sizeof(float)));
+    opencl_arg_int(launch, (int32_t)pages->cache->leaves);
+    select_arg_scales(launch, job);
 }
 
 /* The plan of the ladder that the device can run. */
@@ -174,11 +115,10 @@ static clattn_status plan_find(clattn_context *context, const struct select_job 
         opencl_taste_of(context, TUNING_SELECT, job->problem->dim, job->q->dtype);
     clattn_status status = CLATTN_DEVICE_LIMIT;
     for (int shrink = 0; status == CLATTN_DEVICE_LIMIT && shrink <= SHRINK_MAX; shrink++) {
-        cl_kernel kernel = NULL;
         *plan = plan_fitting(&taste, job, shrink);
-        *options = options_of(&taste, job, plan, pages);
-        status = opencl_kernel(context, FILES, "select_robust", options->text, &kernel);
-        if (kernel) clReleaseKernel(kernel);
+        *options = select_options(&taste, job, plan->capacity, &plan->tile, pages);
+        opencl_option(options, "HEADS_LOCAL", plan->heads_local);
+        status = opencl_kernel_try(context, FILES, "select_robust", options->text);
     }
     return status;
 }
@@ -195,12 +135,13 @@ clattn_status opencl_robust(clattn_context *context, const struct select_job *jo
     clattn_status status = opencl_check_lengths(context, problem);
     if (!status) status = plan_find(context, job, pages, &plan, &options);
     if (status) return status;
-    size_t bytes = (size_t)problem->count * OPENCL_SEQUENCE_FIELDS * sizeof(cl_long);
-    cl_long *table = malloc(MAX(bytes, 1));
+    size_t bytes;
+    int64_t units;
+    cl_long *table = select_table(job, pages, &bytes, &units);
     if (!table)
         return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a table of %lld sequences",
                     (long long)problem->count);
-    int64_t units = units_fill(job, pages, table), most = plan.heads_local ? units : MIN(units, SCRATCH_UNITS);
+    int64_t most = plan.heads_local ? units : MIN(units, SCRATCH_UNITS);
     opencl_launch_begin(context, job->sync, &launch);
     if (units > 0) {
         cl_mem scratch = plan.heads_local

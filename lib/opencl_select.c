@@ -3,8 +3,8 @@
 
 #include "config.h"
 
-#include "opencl_decode.h"
 #include "opencl_nvidia.h"
+#include "opencl_select.h"
 #include "opencl_subgroup.h"
 
 #include <stdlib.h>
@@ -50,8 +50,8 @@ static struct opencl_tile tile_fitting(const struct opencl_taste *taste, const s
     }
 }
 
-static struct opencl_options options_of(const struct opencl_taste *taste, const struct select_job *job,
-                                        const struct opencl_tile *tile, const struct opencl_pages *pages)
+struct opencl_options select_options(const struct opencl_taste *taste, const struct select_job *job, int capacity,
+                                     const struct opencl_tile *tile, const struct opencl_pages *pages)
 {
     struct opencl_options options = {""};
     opencl_option(&options, "DTYPE", (int)job->q->dtype);
@@ -59,7 +59,7 @@ static struct opencl_options options_of(const struct opencl_taste *taste, const 
     opencl_option(&options, "GROUP", job->problem->group);
     opencl_option(&options, "SELECTOR", (int)job->select->selector);
     opencl_option(&options, "LEAF", job->select->leaf);
-    opencl_option(&options, "CAPACITY", capacity_of(job->select->topk));
+    opencl_option(&options, "CAPACITY", capacity);
     opencl_tile_option(&options, tile);
     opencl_option(&options, "LOAD_K", opencl_load_width(taste, job->problem->dim));
     opencl_option(&options, "PAD", taste->pad);
@@ -68,18 +68,21 @@ static struct opencl_options options_of(const struct opencl_taste *taste, const 
     return options;
 }
 
-/* Fills the table; returns the units (query rows x key heads) of all sequences. */
-static int64_t units_fill(const struct select_job *job, const struct opencl_pages *pages, cl_long *table)
+cl_long *select_table(const struct select_job *job, const struct opencl_pages *pages, size_t *bytes,
+                      int64_t *units)
 {
     const struct problem *problem = job->problem;
-    int64_t units = 0;
+    *bytes = (size_t)problem->count * OPENCL_SEQUENCE_FIELDS * sizeof(cl_long);
+    *units = 0;
+    cl_long *table = malloc(MAX(*bytes, 1));
+    if (!table) return NULL;
     opencl_table_fill(problem, &(struct tensors){.q = job->q, .k = job->k}, job->pyramid, table);
     opencl_table_pages(pages, problem->count, table);
     for (int64_t s = 0; s < problem->count; s++) {
-        table[s * OPENCL_SEQUENCE_FIELDS + OPENCL_SEQUENCE_UNIT] = units;
-        units += problem->sequences[s].q_len * problem->kv_heads;
+        table[s * OPENCL_SEQUENCE_FIELDS + OPENCL_SEQUENCE_UNIT] = *units;
+        *units += problem->sequences[s].q_len * problem->kv_heads;
     }
-    return units;
+    return table;
 }
 
 static double unit_flops(const struct select_job *job)
@@ -95,33 +98,15 @@ static double unit_flops(const struct select_job *job)
     return 2.0 * job->problem->dim * job->problem->group * dots;
 }
 
-/* Of a cache: CACHE_ARGUMENTS and ROOM_ARGUMENTS. */
-static void set_cache_arguments(struct opencl_launch *launch, const struct select_job *job,
-                                const struct opencl_pages *pages)
-{
-    const clattn_tensor *scale = job->problem->options.k_scale;
-    opencl_arg_pages(launch, pages);
-    opencl_arg_long(launch, (int64_t)(pages->cache->layout.means / sizeof(float)));
-    opencl_arg_int(launch, (int32_t)pages->cache->leaves);
-    if (!scale) return;
-    opencl_arg_tensor(launch, scale);
-    opencl_arg_long(launch, scale->offset);
-    opencl_arg_long(launch, scale->head_stride);
-}
-
-static void set_arguments(struct opencl_launch *launch, const struct select_job *job,
-                          const struct opencl_pages *pages, cl_mem table)
+void select_arg_query(struct opencl_launch *launch, const struct select_job *job, cl_mem table)
 {
     const struct problem *problem = job->problem;
     const clattn_select_desc *select = job->select;
-    opencl_arg_tensor(launch, job->q);
-    opencl_arg_tensor(launch, job->k);
-    opencl_arg_storage(launch, job->pyramid ? &job->pyramid->means : NULL);
     opencl_arg_storage(launch, &job->blocks->indices);
     opencl_arg_storage(launch, &job->blocks->counts);
     opencl_arg_mem(launch, table);
     opencl_arg_int(launch, (int32_t)problem->count);
-    opencl_arg_long(launch, 0); /* the first unit: opencl_run_units */
+    opencl_arg_long(launch, 0);
     opencl_arg_long(launch, job->q->len_stride);
     opencl_arg_long(launch, job->q->head_stride);
     opencl_arg_long(launch, job->k->len_stride);
@@ -133,7 +118,29 @@ static void set_arguments(struct opencl_launch *launch, const struct select_job 
     opencl_arg_int(launch, MIN(select->forced_first, select->topk));
     opencl_arg_int(launch, MIN(select->forced_last, select->topk));
     opencl_arg_int(launch, problem->kv_heads);
-    if (pages) set_cache_arguments(launch, job, pages);
+}
+
+void select_arg_scales(struct opencl_launch *launch, const struct select_job *job)
+{
+    const clattn_tensor *scale = job->problem->options.k_scale;
+    if (!scale) return;
+    opencl_arg_tensor(launch, scale);
+    opencl_arg_long(launch, scale->offset);
+    opencl_arg_long(launch, scale->head_stride);
+}
+
+static void set_arguments(struct opencl_launch *launch, const struct select_job *job,
+                          const struct opencl_pages *pages, cl_mem table)
+{
+    opencl_arg_tensor(launch, job->q);
+    opencl_arg_tensor(launch, job->k);
+    opencl_arg_storage(launch, job->pyramid ? &job->pyramid->means : NULL);
+    select_arg_query(launch, job, table);
+    if (!pages) return;
+    opencl_arg_pages(launch, pages); /* CACHE_ARGUMENTS, ROOM_ARGUMENTS */
+    opencl_arg_long(launch, (int64_t)(pages->cache->layout.means / sizeof(float)));
+    opencl_arg_int(launch, (int32_t)pages->cache->leaves);
+    select_arg_scales(launch, job);
 }
 
 /* The program for a job. */
@@ -142,14 +149,6 @@ struct select_choice {
     struct opencl_options options;
     int items; /* of a work-group */
 };
-
-static clattn_status choice_try(clattn_context *context, const struct select_choice *choice)
-{
-    cl_kernel kernel = NULL;
-    clattn_status status = opencl_kernel(context, choice->files, choice->kernel, choice->options.text, &kernel);
-    if (kernel) clReleaseKernel(kernel);
-    return status;
-}
 
 static clattn_status choose_tile(clattn_context *context, const struct select_job *job,
                                  const struct opencl_pages *pages, struct select_choice *choice)
@@ -160,9 +159,9 @@ static clattn_status choose_tile(clattn_context *context, const struct select_jo
     choice->kernel = "select_leaves";
     for (int shrink = 0; shrink <= SHRINK_MAX; shrink++) { /* the ladder of tiles */
         const struct opencl_tile tile = tile_fitting(&taste, job, shrink);
-        choice->options = options_of(&taste, job, &tile, pages);
+        choice->options = select_options(&taste, job, capacity_of(job->select->topk), &tile, pages);
         choice->items = opencl_tile_items(&tile);
-        status = choice_try(context, choice);
+        status = opencl_kernel_try(context, choice->files, choice->kernel, choice->options.text);
         if (status != CLATTN_DEVICE_LIMIT) break;
     }
     return status;
@@ -191,13 +190,12 @@ static bool choose_subgroup(clattn_context *context, const struct select_job *jo
     opencl_option(&choice->options, "LEAF", job->select->leaf);
     opencl_option(&choice->options, "CAPACITY", capacity);
     opencl_option(&choice->options, "LOAD_K", subgroup_load(&state->subgroup, problem->dim));
-    return choice_try(context, choice) == CLATTN_SUCCESS;
+    return opencl_kernel_try(context, choice->files, choice->kernel, choice->options.text) == CLATTN_SUCCESS;
 }
 
 clattn_status opencl_select(clattn_context *context, const struct select_job *job)
 {
     bool done = false;
-    if (job->select->selector == CLATTN_SELECT_ROBUST) return opencl_robust(context, job, NULL);
     clattn_status status = nvidia_select(context, job, &done);
     if (status || done) return status;
     status = opencl_check_lengths(context, job->problem);
@@ -220,12 +218,12 @@ clattn_status opencl_select_portable(clattn_context *context, const struct selec
         status = choose_tile(context, job, pages, &choice);
     if (status) return status;
 
-    size_t bytes = (size_t)problem->count * OPENCL_SEQUENCE_FIELDS * sizeof(cl_long);
-    cl_long *table = malloc(MAX(bytes, 1));
+    size_t bytes;
+    int64_t units;
+    cl_long *table = select_table(job, pages, &bytes, &units);
     if (!table)
         return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a table of %lld sequences",
                     (long long)problem->count);
-    int64_t units = units_fill(job, pages, table);
     opencl_launch_begin(context, job->sync, &launch);
     if (units > 0) {
         opencl_launch_kernel(&launch, choice.files, choice.kernel, choice.options.text);
