@@ -441,6 +441,9 @@ CLATTN_API clattn_status clattn_blocks_read(clattn_context *context, const clatt
  * `starts`.
  * attention, batch, q_len  the sequences that both were made for: their rows cannot be told from q_block alone. attention
  *                          NULL: batch sequences of q_len query rows; packed sequences: batch and q_len are ignored
+ * A list for tiles (16 query rows and more) with one for few rows is also kept as two disjoint parts. Where the device is
+ * faster so (doc/nvidia.md), attention computes each part with its own kernels and merges the results; they then differ
+ * from those over an equal list of clattn_blocks_create by one more rounding to out's type.
  * Blocks until the lists are on the host. A selection (clattn_select) with a static pattern of block = leaf is the usual
  * pair. Errors: INVALID_ARGUMENT, INVALID_BLOCKS (blocks, heads or rows do not fit), SIZE_OVERFLOW, OUT_OF_MEMORY, OpenCL's. */
 CLATTN_API clattn_status clattn_blocks_union(clattn_context *context, const clattn_attention_desc *attention,

@@ -5,9 +5,9 @@
 #include "stage.h"
 
 /* The last step of a call. When an output has to be copied back to host memory, it waits for the work first. */
-static clattn_status forward_run(clattn_context *context, const struct problem *problem,
-                                 const clattn_blocks *blocks, struct stage *stage, bool has_lse,
-                                 const clattn_sync *sync)
+static clattn_status forward_run(clattn_context *context, const clattn_attention_desc *attention,
+                                 const struct problem *problem, const clattn_blocks *blocks,
+                                 struct stage *stage, bool has_lse, const clattn_sync *sync)
 {
     struct forward_job job = {.problem = problem,
                               .q = &stage->q.device,
@@ -17,7 +17,8 @@ static clattn_status forward_run(clattn_context *context, const struct problem *
                               .out = &stage->out.device,
                               .lse = has_lse ? &stage->lse.device : NULL,
                               .sync = sync};
-    clattn_status status = context->backend->forward(context, &job);
+    clattn_status status = attends_in_parts(context, &job) ? forward_in_parts(context, attention, &job)
+                                                           : context->backend->forward(context, &job);
     if (!status && sync && (stage->out.host || stage->lse.host))
         status = context->backend->finish(context, sync);
     if (!status) status = stage_finish(context, &stage->out);
@@ -40,7 +41,9 @@ clattn_status clattn_attention_forward(clattn_context *context, const clattn_att
     struct stage stage = {0};
     status = blocks_check(context, blocks, &problem);
     if (!status) status = stage_all(context, &tensors, &problem, &stage);
-    if (!status) status = forward_run(context, &problem, blocks, &stage, lse != NULL, sync ? &sync_copy : NULL);
+    if (!status)
+        status =
+            forward_run(context, attention, &problem, blocks, &stage, lse != NULL, sync ? &sync_copy : NULL);
     stage_all_release(context, &stage);
     problem_release(&problem);
     return status;
@@ -80,7 +83,7 @@ clattn_status clattn_attention(clattn_context *context, const clattn_attention_d
                             blocks, sync ? &first : NULL);
         if (status) goto done;
     }
-    status = forward_run(context, &problem, blocks, &stage, lse != NULL, sync ? &sync_copy : NULL);
+    status = forward_run(context, attention, &problem, blocks, &stage, lse != NULL, sync ? &sync_copy : NULL);
 done:
     clattn_blocks_release(context, blocks);
     stage_all_release(context, &stage);

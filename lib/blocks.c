@@ -253,6 +253,8 @@ void clattn_blocks_release(clattn_context *context, clattn_blocks *blocks)
         context->backend->storage_release(context, &blocks->mask->window);
         context->backend->storage_release(context, &blocks->mask->coordinate);
     }
+    clattn_blocks_release(context, blocks->coarse);
+    clattn_blocks_release(context, blocks->rest);
     free(blocks->mask);
     free(blocks->row_max);
     free(blocks->starts);

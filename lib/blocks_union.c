@@ -32,8 +32,9 @@ static void side_release(struct side *side)
 }
 
 /* Merges the lists of both sides for query row i of the current sequence and list head h; returns the count.
- * `merged` NULL: only counts. */
-static int32_t merge(const struct side sides[2], int32_t heads, int64_t i, int32_t h, int32_t *merged)
+ * `merged` NULL: only counts. Blocks of side `without` are left out; -1: none. */
+static int32_t merge(const struct side sides[2], int without, int32_t heads, int64_t i, int32_t h,
+                     int32_t *merged)
 {
     const int32_t *list[2], *end[2];
     int32_t count = 0;
@@ -44,11 +45,16 @@ static int32_t merge(const struct side sides[2], int32_t heads, int64_t i, int32
         end[n] = list[n] + sides[n].counts[at];
     }
     while (list[0] < end[0] || list[1] < end[1]) {
-        int64_t a = list[0] < end[0] ? *list[0] : INT64_MAX, b = list[1] < end[1] ? *list[1] : INT64_MAX;
-        if (merged) merged[count] = (int32_t)MIN(a, b);
-        count++;
-        if (a <= b) list[0]++;
-        if (b <= a) list[1]++;
+        int64_t head[2];
+        for (int n = 0; n < 2; n++)
+            head[n] = list[n] < end[n] ? *list[n] : INT64_MAX;
+        int64_t least = MIN(head[0], head[1]);
+        if (without < 0 || head[without] != least) {
+            if (merged) merged[count] = (int32_t)least;
+            count++;
+        }
+        for (int n = 0; n < 2; n++)
+            if (head[n] == least) list[n]++;
     }
     return count;
 }
@@ -66,11 +72,18 @@ static int64_t plan_q_len(const struct plan *plan, int64_t s)
     return plan->attention.sequences ? cu[s + 1] - cu[s] : plan->q_len;
 }
 
-/* The longest list, and with `indices` and `counts` the lists. */
-static int32_t merge_all(const struct plan *plan, struct side sides[2], int32_t *indices, int32_t *counts)
+/* How long lists are. */
+struct extent {
+    int32_t longest; /* at least 1 */
+    int64_t total;
+};
+
+/* With `indices` and `counts` also writes the lists. `without`: see merge. */
+static struct extent merge_all(const struct plan *plan, struct side sides[2], int without, int32_t *indices,
+                               int32_t *counts)
 {
     const clattn_blocks_desc *desc = &plan->desc;
-    int32_t longest = 1;
+    struct extent extent = {.longest = 1};
     int64_t list = 0;
     sides[0].row = sides[1].row = 0;
     for (int64_t s = 0; s < plan->count; s++) {
@@ -78,8 +91,9 @@ static int32_t merge_all(const struct plan *plan, struct side sides[2], int32_t 
         for (int64_t i = 0; i < q_len; i += desc->q_block)
             for (int32_t h = 0; h < desc->heads; h++, list++) {
                 int32_t *merged = indices ? indices + list * desc->topk : NULL;
-                int32_t count = merge(sides, desc->heads, i, h, merged);
-                longest = MAX(longest, count);
+                int32_t count = merge(sides, without, desc->heads, i, h, merged);
+                extent.longest = MAX(extent.longest, count);
+                extent.total += count;
                 if (!indices) continue;
                 counts[list] = count;
                 memset(merged + count, -1, (size_t)(desc->topk - count) * sizeof *merged);
@@ -87,29 +101,72 @@ static int32_t merge_all(const struct plan *plan, struct side sides[2], int32_t 
         for (int n = 0; n < 2; n++)
             sides[n].row += ceil_div(q_len, sides[n].blocks->q_block);
     }
-    return longest;
+    return extent;
 }
 
-static clattn_status union_make(clattn_context *context, struct plan *plan, struct side sides[2],
-                                clattn_blocks **result)
+/* A new list of what both sides have, or one has `without` the other. */
+static clattn_status lists_make(clattn_context *context, const struct plan *plan, struct side sides[2],
+                                int without, int64_t *total, clattn_blocks **result)
 {
-    plan->desc.topk = merge_all(plan, sides, NULL, NULL);
+    struct plan own = *plan;
+    clattn_blocks_desc *desc = &own.desc;
+    struct extent extent = merge_all(&own, sides, without, NULL, NULL);
+    desc->topk = extent.longest;
+    *total = extent.total;
     int64_t lists, entries, bytes;
-    if (!multiply(plan->desc.rows, plan->desc.heads, &lists) || !multiply(lists, plan->desc.topk, &entries) ||
+    if (!multiply(desc->rows, desc->heads, &lists) || !multiply(lists, desc->topk, &entries) ||
         !multiply(entries, sizeof(int32_t), &bytes))
         return fail(context, CLATTN_SIZE_OVERFLOW,
-                    "the union has %lld rows, %d heads, topk %d and exceeds 63 bits",
-                    (long long)plan->desc.rows, plan->desc.heads, plan->desc.topk);
+                    "the union has %lld rows, %d heads, topk %d and exceeds 63 bits", (long long)desc->rows,
+                    desc->heads, desc->topk);
     clattn_status status;
     int32_t *indices = malloc((size_t)MAX(bytes, 1)), *counts = malloc((size_t)MAX(lists, 1) * sizeof *counts);
     if (!indices || !counts) {
         status = fail(context, CLATTN_OUT_OF_MEMORY, "no memory for lists of %lld bytes", (long long)bytes);
     } else {
-        merge_all(plan, sides, indices, counts);
-        status = blocks_from_lists(context, &plan->desc, indices, counts, result);
+        merge_all(&own, sides, without, indices, counts);
+        status = blocks_from_lists(context, desc, indices, counts, result);
     }
     free(indices);
     free(counts);
+    return status;
+}
+
+/* A list of TILE_ROWS query rows or more is for whole tiles of the kernels; one of fewer than LIST_ROWS is not.
+ */
+enum { TILE_ROWS = 16, LIST_ROWS = 8 };
+
+/* The two parts of a union of a list for tiles with a finer one; `total` blocks are in the lists of the union.
+ */
+static clattn_status parts_make(clattn_context *context, const struct plan *plan, struct side sides[2],
+                                int64_t total, clattn_blocks *result)
+{
+    int64_t rest = 0;
+    int coarse = sides[1].blocks->q_block > sides[0].blocks->q_block;
+    const clattn_blocks *from = sides[coarse].blocks, *fine = sides[!coarse].blocks;
+    if (from->q_block < TILE_ROWS || fine->q_block >= LIST_ROWS || from->q_block % fine->q_block)
+        return CLATTN_SUCCESS;
+    clattn_blocks_desc desc = CLATTN_BLOCKS_DESC_INIT;
+    clattn_status status = clattn_blocks_describe(from, &desc);
+    if (!status)
+        status =
+            blocks_from_lists(context, &desc, sides[coarse].indices, sides[coarse].counts, &result->coarse);
+    if (!status) status = lists_make(context, plan, sides, coarse, &rest, &result->rest);
+    result->parts_saved = (float)(total - rest) / (float)MAX(result->rows * result->heads, 1);
+    return status;
+}
+
+static clattn_status union_make(clattn_context *context, const struct plan *plan, struct side sides[2],
+                                clattn_blocks **result)
+{
+    clattn_blocks *blocks = NULL;
+    int64_t total;
+    clattn_status status = lists_make(context, plan, sides, -1, &total, &blocks);
+    if (!status) status = parts_make(context, plan, sides, total, blocks);
+    if (status)
+        clattn_blocks_release(context, blocks);
+    else
+        *result = blocks;
     return status;
 }
 

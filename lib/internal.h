@@ -143,6 +143,8 @@ clattn_status problem_init(clattn_context *context, const clattn_attention_desc 
                            const struct tensors *tensors, int32_t q_block, struct problem *problem);
 void problem_release(struct problem *problem);
 
+bool all_rows_used(const struct problem *problem, const clattn_tensor *q); /* every row of q is of a sequence */
+
 /* Copies a size-prefixed descriptor of the caller over defaults. */
 clattn_status desc_copy(clattn_context *context, const char *name, void *copy, size_t copy_bytes,
                         const void *desc);
@@ -225,6 +227,9 @@ struct clattn_blocks {
     struct element_mask *mask; /* NULL: every listed element is connected. Needs heads = 1 */
     int64_t *starts; /* [start_count] the caller's block boundaries, then block is 0; NULL: equal blocks */
     int64_t start_count;
+    clattn_blocks *coarse, *rest; /* of a union: the list of whole query tiles, and what the other one has beside
+                                     it; NULL: no such parts */
+    float parts_saved;            /* by how much a list of `rest` is shorter than one of the union, on average */
 };
 
 clattn_status blocks_new(clattn_context *context, const clattn_blocks_desc *desc, clattn_blocks **blocks);
@@ -268,6 +273,11 @@ struct forward_job {
         *neighborhood; /* reference only: k is [layout's tokens, extra keys]; NULL: blocks */
     const clattn_sync *sync;
 };
+
+bool attends_in_parts(const clattn_context *context, const struct forward_job *job);
+/* job->problem is made for `attention`; its list rows may be the union's. */
+clattn_status forward_in_parts(clattn_context *context, const clattn_attention_desc *attention,
+                               const struct forward_job *job);
 
 /* Rows moved: to[b][n] = sum over terms t of rows index[n][t] of `from`, of `more` (NULL: none) when the index
  * is from->len or above, or of nothing when it is -1. Terms are added in order, in float32. */
@@ -350,6 +360,8 @@ struct backend {
     clattn_status (*pyramid_build)(clattn_context *context, const struct pyramid_job *job);
     clattn_status (*select)(clattn_context *context, const struct select_job *job);
     clattn_status (*forward)(clattn_context *context, const struct forward_job *job);
+    /* Is a union that has parts quicker to attend to part by part? NULL: never. */
+    bool (*prefers_parts)(const clattn_context *context, const struct forward_job *job);
     clattn_status (*gather)(clattn_context *context, const struct gather_job *job);
     clattn_status (*merge)(clattn_context *context, const struct merge_job *job);
     clattn_status (*quantize)(clattn_context *context, const struct quantize_job *job);

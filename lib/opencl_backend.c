@@ -245,6 +245,7 @@ const struct backend backend_opencl = {
     .pyramid_build = opencl_pyramid_build,
     .select = opencl_select,
     .forward = opencl_forward,
+    .prefers_parts = nvidia_prefers_parts,
     .backward = opencl_backward,
     .gather = opencl_gather,
     .merge = opencl_merge,

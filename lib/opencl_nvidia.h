@@ -76,6 +76,7 @@ const char *nvidia_path_name(enum nvidia_path path);
 
 /* Takes the job when a path serves it. */
 clattn_status nvidia_forward(clattn_context *context, const struct forward_job *job, bool *done);
+bool nvidia_prefers_parts(const clattn_context *context, const struct forward_job *job); /* struct backend */
 clattn_status nvidia_select(clattn_context *context, const struct select_job *job, bool *done);
 clattn_status nvidia_pyramid(clattn_context *context, const struct pyramid_job *job, bool *done);
 clattn_status nvidia_backward(clattn_context *context, const struct backward_job *job, bool *done);

@@ -302,6 +302,14 @@ clattn_status check_present(clattn_context *context, const struct tensors *t)
     return missing ? fail(context, CLATTN_INVALID_ARGUMENT, "%s is NULL", missing) : CLATTN_SUCCESS;
 }
 
+bool all_rows_used(const struct problem *problem, const clattn_tensor *q)
+{
+    int64_t rows = 0;
+    for (int64_t s = 0; s < problem->count; s++)
+        rows += problem->sequences[s].q_len;
+    return rows == q->batch * q->len;
+}
+
 void problem_release(struct problem *problem)
 {
     free(problem->sequences);

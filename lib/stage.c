@@ -66,22 +66,13 @@ clattn_status stage_inputs(clattn_context *context, const struct tensors *t, str
     return status;
 }
 
-/* Does every row of q belong to a sequence? Rows of outputs that do not must come back as they were. */
-static bool rows_are_used(const struct tensors *t, const struct problem *problem)
-{
-    int64_t rows = 0;
-    for (int64_t s = 0; s < problem->count; s++)
-        rows += problem->sequences[s].q_len;
-    return rows == t->q->batch * t->q->len;
-}
-
 clattn_status stage_all(clattn_context *context, const struct tensors *t, struct problem *problem,
                         struct stage *stage)
 {
     clattn_status status = stage_in(context, t->q, &stage->q);
     if (!status) status = stage_in(context, t->k, &stage->k);
     if (!status) status = stage_in(context, t->v, &stage->v);
-    bool all = rows_are_used(t, problem);
+    bool all = all_rows_used(problem, t->q); /* others must come back as they were */
     if (!status) status = (all ? stage_out : stage_in)(context, t->out, &stage->out);
     if (!status) status = (all ? stage_out : stage_in)(context, t->lse, &stage->lse);
     if (!status) status = stage_options(context, &problem->options, stage);
