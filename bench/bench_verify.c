@@ -4,7 +4,7 @@
 #include "bench.h"
 
 #include "check.h"
-#include "compare.h"
+#include "tolerance.h"
 
 #include <float.h>
 #include <math.h>

@@ -6,7 +6,7 @@
 #ifndef CLATTN_BENCH_CHECK_H
 #define CLATTN_BENCH_CHECK_H
 
-#include "compare.h"
+#include "tolerance.h"
 #include "job.h"
 
 #include <clattn.h>

@@ -3,7 +3,7 @@
 
 #include "demo.h"
 
-#include "compare.h"
+#include "tolerance.h"
 #include "device.h"
 #include "job.h"
 #include "program.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * How far a float32 result may be from the oracle. */
-#ifndef CLATTN_BENCH_COMPARE_H
-#define CLATTN_BENCH_COMPARE_H
+#ifndef CLATTN_BENCH_TOLERANCE_H
+#define CLATTN_BENCH_TOLERANCE_H
 
 #include <clattn.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "config.h"
 
-#include "compare.h"
+#include "tolerance.h"
 
 #include <float.h>
 #include <math.h>
