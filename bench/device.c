@@ -61,6 +61,7 @@ void device_report(report *object, const clattn_device_info *info)
         report_flag(object, "gpu", info->is_gpu);
         report_integer(object, "max_alloc_bytes", (int64_t)info->max_alloc_bytes);
         report_integer(object, "local_bytes", (int64_t)info->local_bytes);
+        report_text(object, "quirks", info->quirks);
     }
     report_text(object, "variants", info->variants);
     if (*info->variant) report_text(object, "variant", info->variant);

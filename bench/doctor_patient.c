@@ -32,8 +32,24 @@ static void keep_error(char *text, size_t bytes, const char *what, clattn_status
              (int)strcspn(detail, "\n"), detail);
 }
 
-static clattn_context *open_variant(const clattn_device_info *info, const char *variant, char *wrong,
-                                    size_t bytes)
+/* What was decided, and why: warnings, tiers, self-tests. */
+static void keep_line(void *user, clattn_log_level level, const char *message)
+{
+    if (level <= CLATTN_LOG_WARNING || strncmp(message, "self-test", 9) == 0 ||
+        strncmp(message, "tier", 4) == 0)
+        probe_note(user, "%s", message);
+}
+
+static void listen_to(struct probe *probe, clattn_context_desc *desc)
+{
+    unsetenv("CLATTN_LOG"); /* it would change the level */
+    desc->log = keep_line;
+    desc->log_user = probe;
+    desc->log_level = CLATTN_LOG_INFO;
+}
+
+static clattn_context *open_variant(struct probe *probe, const clattn_device_info *info, const char *variant,
+                                    char *wrong, size_t bytes)
 {
     char detail[1024] = "", index[16];
     clattn_context *context = NULL;
@@ -44,6 +60,7 @@ static clattn_context *open_variant(const clattn_device_info *info, const char *
     desc.variant = variant;
     desc.error = detail;
     desc.error_bytes = sizeof detail;
+    if (info->backend == CLATTN_BACKEND_OPENCL) listen_to(probe, &desc);
     clattn_status status = clattn_context_create(&desc, &context);
     if (status) keep_error(wrong, bytes, "cannot be opened", status, detail);
     return context;
@@ -55,9 +72,9 @@ static void compute(struct probe *probe, struct probe_device *device, const char
     struct check_result result;
     char none[16];
     clattn_device_info reference_info = {.backend = CLATTN_BACKEND_REFERENCE};
-    clattn_context *reference = open_variant(&reference_info, NULL, none, sizeof none);
+    clattn_context *reference = open_variant(probe, &reference_info, NULL, none, sizeof none);
     snprintf(probe->doing, sizeof probe->doing, "opening '%s'", device->info.name);
-    clattn_context *context = open_variant(&device->info, variant, device->wrong, sizeof device->wrong);
+    clattn_context *context = open_variant(probe, &device->info, variant, device->wrong, sizeof device->wrong);
     clattn_device_info used = {.size = sizeof used};
     if (context && !clattn_context_device(context, &used))
         snprintf(device->variant, sizeof device->variant, "%s", used.variant);
@@ -184,11 +201,6 @@ static void describe_loader(struct probe *probe)
 }
 #endif
 
-static void keep_line(void *user, clattn_log_level level, const char *message)
-{
-    if (level <= CLATTN_LOG_WARNING || strncmp(message, "self-test", 9) == 0) probe_note(user, "%s", message);
-}
-
 void patient_automatic(struct probe *probe, const void *user)
 {
     char detail[1024] = "";
@@ -199,12 +211,9 @@ void patient_automatic(struct probe *probe, const void *user)
     describe_loader(probe);
     list_devices(probe);
     snprintf(probe->doing, sizeof probe->doing, "choosing a device");
-    desc.log = keep_line;
-    desc.log_user = probe;
-    desc.log_level = CLATTN_LOG_INFO;
+    listen_to(probe, &desc);
     desc.error = detail;
     desc.error_bytes = sizeof detail;
-    unsetenv("CLATTN_LOG"); /* it would change the level */
     clattn_status status = clattn_context_create(&desc, &context);
     probe->chosen.size = sizeof probe->chosen;
     if (!status) status = clattn_context_device(context, &probe->chosen);

@@ -149,6 +149,13 @@ static void report_devices(report *parent, const struct probe *probe)
     }
 }
 
+static void report_notes(report *entry, const struct probe *probe)
+{
+    report *notes = report_list(entry, "notes");
+    for (int i = 0; i < probe->note_count; i++)
+        report_entry_text(notes, probe->notes[i]);
+}
+
 static void report_probe(report *entry, const struct probe *probe)
 {
     report_text(entry, "state", probe_state(probe));
@@ -160,6 +167,7 @@ static void report_probe(report *entry, const struct probe *probe)
     }
     if (*probe->failure) report_text(entry, "failure", probe->failure);
     report_devices(entry, probe);
+    report_notes(entry, probe);
 }
 
 static void report_cache(report *parent, const struct cache_folder *cache)
@@ -187,9 +195,7 @@ static void report_automatic(report *parent, const struct probe *probe)
     if (!chosen) return;
     device_report(report_child(object, "device"), &probe->chosen);
     report_text(object, "reason", reason_of_choice(probe));
-    report *notes = report_list(object, "notes");
-    for (int i = 0; i < probe->note_count; i++)
-        report_entry_text(notes, probe->notes[i]);
+    report_notes(object, probe);
 }
 
 static int print_json(const struct doctor *doctor)
@@ -283,6 +289,22 @@ static void print_devices(const struct doctor *doctor)
     table_end(&table);
 }
 
+/* What of the quirk table is taken into account on a driver's devices, which tiers were chosen, and why. */
+static void print_reasons_of(const char *driver, const struct probe *probe)
+{
+    for (int i = 0; probe && i < probe->count; i++)
+        if (*probe->devices[i].info.quirks)
+            printf("quirks     of %s: %s\n", probe->devices[i].info.name, probe->devices[i].info.quirks);
+    for (int i = 0; probe && i < probe->note_count; i++)
+        printf("note       %s: %s\n", driver, probe->notes[i]);
+}
+
+static void print_reasons(const struct doctor *doctor)
+{
+    for (int i = 0; i < doctor->driver_count; i++)
+        print_reasons_of(base_name(doctor->drivers[i].file), doctor->probes[i]);
+}
+
 static void print_cache(const struct cache_folder *cache)
 {
     printf("cache      %s", *cache->path ? cache->path : "none");
@@ -317,6 +339,7 @@ static void print_text(const struct doctor *doctor)
     print_devices(doctor);
     putchar('\n');
     print_automatic(automatic);
+    print_reasons(doctor);
     print_cache(&doctor->cache);
     putchar('\n');
     for (int i = 0; i < doctor->problems; i++)

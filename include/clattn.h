@@ -158,6 +158,7 @@ typedef struct clattn_device_info {
     uint64_t max_alloc_bytes;
     uint64_t local_bytes;    /* OpenCL local memory */
     int compute_units;       /* OpenCL compute units or processors */
+    char quirks[512];        /* sections of the quirk table that apply, with their reasons; clattn(7) */
 } clattn_device_info;
 
 /* Describes device `number` = 0, 1 ...: the reference, the CPU, then every OpenCL device. A CPU without OpenCL has two.

@@ -83,7 +83,7 @@ struct opencl_device {
     struct subgroup subgroup;
     unsigned quirks;         /* enum opencl_quirk */
     int tier_limit;          /* the highest tier that the quirk table allows */
-    char quirk_text[128];    /* its sections that apply, for the log */
+    char quirk_text[512];    /* its sections that apply, and why, for people */
     char quirk_errors[512];  /* its lines that mean nothing, likewise */
 };
 
@@ -92,6 +92,8 @@ bool opencl_device_read(cl_platform_id platform, cl_device_id id, struct opencl_
 
 /* Applies the quirk table to a device that is described otherwise. */
 void opencl_quirks_read(struct opencl_device *device);
+/* What of it applies and why, and what of it means nothing; "" when nothing does. */
+void opencl_quirks_tell(const struct opencl_device *device, char *text, size_t room);
 
 /* Is `name` one of the device's extensions? */
 bool opencl_has_extension(cl_device_id id, const char *name);

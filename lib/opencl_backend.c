@@ -141,13 +141,19 @@ static clattn_status open_tier(clattn_context *context, const clattn_context_des
     if (highest < 0)
         return fail(context, CLATTN_NO_DEVICE,
                     "CLATTN_TIER is '%s'; portable, subgroup, mma or hopper are known", limit);
+    if (limit && *limit) log_line(context, CLATTN_LOG_INFO, "tiers to %s: CLATTN_TIER asks for it", limit);
     highest = MIN(wanted, highest);
     clattn_status status = CLATTN_SUCCESS;
     if (highest >= OPENCL_MMA)
         status = nvidia_open(context, highest >= OPENCL_HOPPER ? NVIDIA_HOPPER : NVIDIA_MMA);
-    if (!status && !state->nvidia &&
-        (highest == OPENCL_SUBGROUP || (highest > OPENCL_SUBGROUP && subgroup_is_default(&state->device))))
-        status = subgroup_open(context);
+    bool is_subgroup = highest == OPENCL_SUBGROUP || subgroup_is_default(&state->device);
+    if (!status && !state->nvidia && highest >= OPENCL_SUBGROUP) {
+        if (is_subgroup)
+            status = subgroup_open(context);
+        else if (state->device.subgroup.kind)
+            log_line(context, CLATTN_LOG_INFO,
+                     "tier subgroup is there and not used: on CPUs and NVIDIA cards it has to be asked for");
+    }
     if (!status && desc->variant && strcmp(desc->variant, state->tier))
         status = fail(context, CLATTN_NO_DEVICE, "the device has no tier '%s'; '%s' is there", desc->variant,
                       state->tier);
@@ -181,9 +187,9 @@ static void log_quirks(clattn_context *context)
     if (*device->quirk_errors) log_line(context, CLATTN_LOG_WARNING, "quirk table: %s", device->quirk_errors);
     if (*device->quirk_text)
         log_line(context, CLATTN_LOG_INFO,
-                 "quirks of '%s' apply to '%s': flags %#x, tiers to %s, local memory %llu, work-groups to %zu",
-                 device->quirk_text, device->name, device->quirks, opencl_tiers[device->tier_limit],
-                 (unsigned long long)device->local_bytes, device->group_max);
+                 "quirks of '%s': %s; so tiers to %s, local memory %llu, work-groups to %zu", device->name,
+                 device->quirk_text, opencl_tiers[device->tier_limit], (unsigned long long)device->local_bytes,
+                 device->group_max);
 }
 
 static clattn_status opencl_open(clattn_context *context, const clattn_context_desc *desc)

@@ -217,6 +217,7 @@ void opencl_device_info(const struct opencl_device *device, clattn_device_info *
     info->max_alloc_bytes = device->alloc_max;
     info->local_bytes = device->local_bytes;
     info->compute_units = (int)device->compute_units;
+    opencl_quirks_tell(device, info->quirks, sizeof info->quirks);
 }
 
 bool opencl_device(int index, clattn_device_info *info)

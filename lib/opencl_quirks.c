@@ -25,8 +25,9 @@ struct reader {
     struct opencl_device *device;
     const char *file;
     int line;
-    bool in_section, matches, named; /* of the section; is its name in device->quirk_text? */
+    bool in_section, matches; /* of the section */
     char section[64];
+    char reason[128], effect[128]; /* its lines, by which it is about the device and what it says of it */
 };
 
 static void text_add(char *text, size_t room, const char *separator, const char *more)
@@ -41,6 +42,25 @@ static void complain(struct reader *reader, const char *what, const char *text)
     char note[160];
     snprintf(note, sizeof note, "%.60s:%d: %s '%.40s'", reader->file, reader->line, what, text);
     text_add(reader->device->quirk_errors, sizeof reader->device->quirk_errors, "; ", note);
+}
+
+/* Describes the section that ends here, where it had an effect: "rusticl (platform = rusticl): quirks =
+ * one-thread". */
+static void section_end(struct reader *reader)
+{
+    struct opencl_device *device = reader->device;
+    char text[400];
+    snprintf(text, sizeof text, "%s (%s): %s", reader->section, *reader->reason ? reader->reason : "any device",
+             reader->effect);
+    if (reader->matches && *reader->effect) text_add(device->quirk_text, sizeof device->quirk_text, "; ", text);
+}
+
+static void section_begin(struct reader *reader, const char *name)
+{
+    section_end(reader);
+    snprintf(reader->section, sizeof reader->section, "%.60s", name);
+    reader->in_section = reader->matches = true;
+    reader->reason[0] = reader->effect[0] = 0;
 }
 
 /* ---- one line ---- */
@@ -82,8 +102,6 @@ static unsigned long long number_of(struct reader *reader, const char *text)
 static void apply(struct reader *reader, const char *key, const char *value)
 {
     struct opencl_device *device = reader->device;
-    if (!reader->named) text_add(device->quirk_text, sizeof device->quirk_text, ", ", reader->section);
-    reader->named = true;
     if (strcmp(key, "quirks") == 0) {
         quirk_words(reader, value);
     } else if (strcmp(key, "tier") == 0) {
@@ -105,13 +123,18 @@ static void read_pair(struct reader *reader, const char *key, const char *value)
     const char *const keys[] = {"platform", "device", "driver", "version"};
     const char *const texts[] = {device->platform_name, device->name, device->driver, device->version};
     static const char *const actions[] = {"quirks", "tier", "local", "items"};
+    char pair[128];
+    snprintf(pair, sizeof pair, "%s = %.100s", key, value);
     for (int i = 0; i < 4; i++) {
         if (strcmp(key, keys[i]) == 0) {
             reader->matches = reader->matches && opencl_text_contains(texts[i], value, strlen(value));
+            text_add(reader->reason, sizeof reader->reason, ", ", pair);
             return;
         }
         if (strcmp(key, actions[i]) == 0) {
-            if (reader->matches) apply(reader, key, value);
+            if (!reader->matches) return;
+            text_add(reader->effect, sizeof reader->effect, ", ", pair);
+            apply(reader, key, value);
             return;
         }
     }
@@ -134,9 +157,7 @@ static void read_line(struct reader *reader, char *line)
     if (*line == 0 || *line == '#') return;
     if (*line == '[' && (end = strchr(line, ']')) && end[1] == 0) {
         *end = 0;
-        snprintf(reader->section, sizeof reader->section, "%.60s", line + 1);
-        reader->in_section = reader->matches = true;
-        reader->named = false;
+        section_begin(reader, line + 1);
         return;
     }
     value = strchr(line, '=');
@@ -161,6 +182,7 @@ static void read_text(struct opencl_device *device, const char *name, const char
         snprintf(line, sizeof line, "%.*s", (int)MIN(bytes, sizeof line - 1), text);
         read_line(&reader, line);
     }
+    section_end(&reader);
 }
 
 static void read_file(struct opencl_device *device, const char *path)
@@ -173,6 +195,7 @@ static void read_file(struct opencl_device *device, const char *path)
         line[strcspn(line, "\n")] = 0;
         read_line(&reader, line);
     }
+    section_end(&reader);
     fclose(file);
 }
 
@@ -190,6 +213,15 @@ static void user_path(char *path, size_t room)
     else
         *path = 0;
     if (bytes >= (int)room) *path = 0;
+}
+
+void opencl_quirks_tell(const struct opencl_device *device, char *text, size_t room)
+{
+    *text = 0;
+    text_add(text, room, "", device->quirk_text);
+    if (!*device->quirk_errors) return;
+    text_add(text, room, "; ", "not understood: ");
+    text_add(text, room, "", device->quirk_errors);
 }
 
 void opencl_quirks_read(struct opencl_device *device)

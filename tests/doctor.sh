@@ -120,6 +120,13 @@ if [ "$found" -gt 0 ]; then
         state=$(sed -n "s/^$name  *[^ ]*  *\(.*[^ ]\)  *[0-9]*\$/\1/p" alone)
         says "^$name .* $state "
     done
+    # What of the quirk table applies to which device, and why.
+    if grep -q '^[^ ].*\.icd .* works  *[1-9]' stdout; then
+        printf '[of this test]\ndriver =\ntier = portable\nquirks = none-such\n' > quirks.conf
+        CLATTN_QUIRKS=$work/quirks.conf OCL_ICD_VENDORS=$work/both "$program" doctor --quick > stdout 2> stderr
+        says '^quirks     of .*of this test (driver = ): tier = portable, quirks = none-such'
+        says "not understood: $work/quirks.conf:4: there is no quirk 'none-such'"
+    fi
 fi
 
 # ---- JSON

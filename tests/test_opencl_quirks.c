@@ -57,7 +57,10 @@ static void test_sections(void **state)
     assert_int_equal(device.tier_limit, 0);
     assert_int_equal(device.local_bytes, 8192);
     assert_int_equal(device.group_max, 64);
-    assert_string_equal(device.quirk_text, "first, second");
+    assert_string_equal(
+        device.quirk_text,
+        "first (platform = FAKE): quirks = group-report,one-thread; second (device = fake gpu, driver = 1, "
+        "version = 1.2): quirks = -group-report local-doubled, tier = portable, local = 8192, items = 64");
     assert_string_equal(device.quirk_errors, "");
 
     device = device_with("[more than there is]\nlocal = 99999999\nitems = 99999999\n");
@@ -89,8 +92,9 @@ static void test_places(void **state)
 {
     (void)state;
     char folder[4096];
+    const char *mine = "mine (any device): quirks = one-thread";
     struct opencl_device device = device_with("[mine]\nquirks = one-thread\n");
-    assert_string_equal(device.quirk_text, "mine");
+    assert_string_equal(device.quirk_text, mine);
     setenv("CLATTN_QUIRKS", "", 1);
     assert_true(opencl_device_at(0, &device));
     assert_string_equal(device.quirk_text, "");
@@ -100,7 +104,7 @@ static void test_places(void **state)
     snprintf(folder, sizeof folder, "%s/tests/cache", here);
     setenv("XDG_CONFIG_HOME", folder, 1);
     assert_true(opencl_device_at(0, &device));
-    assert_string_equal(device.quirk_text, "mine");
+    assert_string_equal(device.quirk_text, mine);
     setenv("XDG_CONFIG_HOME", "/dev/null/no", 1);
     assert_true(opencl_device_at(0, &device));
     assert_string_equal(device.quirk_text, "");
@@ -126,8 +130,13 @@ static void test_log(void **state)
     desc.log = log_keep;
     desc.log_level = CLATTN_LOG_INFO;
     assert_int_equal(clattn_context_create(&desc, &context), CLATTN_SUCCESS);
-    assert_non_null(strstr(said, "of this test"));
-    assert_non_null(strstr(said, "nonsense"));
+    assert_non_null(strstr(said, "of this test (platform = fake): quirks = one-thread nonsense, items = 64"));
+    assert_non_null(strstr(said, "there is no quirk 'nonsense'"));
+    clattn_device_info info = {.size = sizeof info}; /* what `clattn doctor` shows */
+    assert_int_equal(clattn_context_device(context, &info), CLATTN_SUCCESS);
+    assert_non_null(strstr(info.quirks, "of this test (platform = fake): quirks = one-thread nonsense"));
+    assert_non_null(
+        strstr(info.quirks, "not understood: tests/cache/clattn/quirks.conf:3: there is no quirk 'nonsense'"));
     clattn_context_release(context);
 }
 
@@ -227,10 +236,8 @@ int main(void)
     setenv("CLATTN_CACHE_SIZE", "0", 1);
     unsetenv("CLATTN_TIER");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sections),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_places),
-        cmocka_unit_test(test_log),
+        cmocka_unit_test(test_sections),      cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_places),        cmocka_unit_test(test_log),
         cmocka_unit_test(test_failing_tier),
 #ifdef HAVE_XXHASH
         cmocka_unit_test(test_crashing_tier),
