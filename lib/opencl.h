@@ -185,14 +185,19 @@ clattn_status opencl_fail(clattn_context *context, cl_int code, const char *what
  * options  "-DDIM=64 -DLEAF=64": integers only; "" is allowed. -cl-std=CL1.2 is added
  *
  * A program is built once a context, or taken from the disk cache. DEVICE_LIMIT when the kernel's
- * reqd_work_group_size or local memory exceeds what the device has: try smaller tiles (the log says so at level
- * DEBUG only). CLATTN_INTERNAL with the build log in the detail when the source does not compile. */
+ * reqd_work_group_size or local memory exceeds what the device has, when a driver built no program for want of
+ * registers or local memory, or when a launch of the program was refused before: try smaller tiles (this is no
+ * error in the log). CLATTN_INTERNAL with the build log in the detail when the source does not compile. */
 clattn_status opencl_kernel(clattn_context *context, const char *file, const char *name, const char *options,
                             cl_kernel *kernel);
 
 /* Only whether it can be had, for the ladders of tiles; a later opencl_kernel finds the program built. */
 clattn_status opencl_kernel_try(clattn_context *context, const char *file, const char *name,
                                 const char *options);
+
+/* A kernel that was built cannot be launched, by `code`: its program is DEVICE_LIMIT from now on, for the life
+ * of the context. False when that was known. */
+bool opencl_kernel_refuse(clattn_context *context, cl_kernel kernel, const char *name, cl_int code);
 
 void opencl_programs_release(struct opencl *state);
 
@@ -267,6 +272,9 @@ struct opencl_launch {
     cl_event last;        /* event of the last command, once there is one */
     cl_kernel kernel;     /* that the next run enqueues */
     char name[64];        /* its name, for messages */
+    bool has_run;         /* the kernel was enqueued */
+    bool is_final; /* set by the operation: it cannot be repeated, since what is enqueued adds to its results */
+    bool is_refused;      /* the driver refused the kernel (-5, -54, -55): see opencl_launch_run */
     cl_uint arg;          /* its next argument */
     clattn_status status; /* the first error */
     struct storage temporaries[OPENCL_TEMPORARIES], tables[OPENCL_TEMPORARIES];
@@ -298,9 +306,12 @@ void opencl_arg_int(struct opencl_launch *launch, int32_t value);  /* int */
 void opencl_arg_long(struct opencl_launch *launch, int64_t value); /* long */
 void opencl_arg_float(struct opencl_launch *launch, float value);
 
-/* Enqueues the kernel. global [dims] must be multiples of local [dims]. May be called again with the same
- * arguments, or after opencl_arg_from(launch, i) and setting arguments i ... anew (launches that are cut into
- * parts). A global size with a zero enqueues nothing. */
+/* Enqueues the kernel. A driver may find only now that a work-group of it has too many registers, too much
+ * local memory or too many items. Then the program is DEVICE_LIMIT for opencl_kernel from now on, and
+ * is_refused stands in the launch: an operation with a ladder of tiles ends the launch and begins again with
+ * the ladder. global [dims] must be multiples of local [dims]. May be called again with the same arguments, or
+ * after opencl_arg_from(launch, i) and setting arguments i ... anew (launches that are cut into parts). A
+ * global size with a zero enqueues nothing. */
 void opencl_launch_run(struct opencl_launch *launch, cl_uint dims, const size_t *global, const size_t *local);
 void opencl_arg_from(struct opencl_launch *launch, cl_uint index);
 

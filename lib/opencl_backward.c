@@ -189,6 +189,7 @@ static clattn_status run_all(struct backward_run *run)
     if (!table)
         return fail(run->context, CLATTN_OUT_OF_MEMORY, "no memory for a table of %lld sequences",
                     (long long)problem->count);
+    run->row_units = run->q_units = 0;
     table_fill(run, table);
     struct opencl_options options = delta_options(run);
     int64_t rows = 0;
@@ -202,7 +203,8 @@ static clattn_status run_all(struct backward_run *run)
                                                 (size_t)job->blocks->start_count * sizeof *job->blocks->starts);
     free(table);
     delta_run(run, options.text);
-    if (job->dq) backward_q_run(run);
+    if (job->dq && !run->has_dq) backward_q_run(run);
+    run->has_dq = job->accumulate && !launch->status;
     if (job->dk || job->dbias) backward_kv_run(run);
     if (job->dsink) sink_run(run, options.text);
     return opencl_launch_end(launch);
@@ -216,7 +218,11 @@ clattn_status opencl_backward(clattn_context *context, const struct backward_job
     if (!status) status = nvidia_backward(context, job, &done);
     if (status || done) return status;
     run.lists = lists_of(job);
-    if (job->dq) status = backward_q_prepare(&run);
-    if (!status && (job->dk || job->dbias)) status = backward_kv_prepare(&run);
-    return status ? status : run_all(&run);
+    do { /* the ladders go on when a launch is refused */
+        status = job->dq ? backward_q_prepare(&run) : CLATTN_SUCCESS;
+        if (!status && (job->dk || job->dbias)) status = backward_kv_prepare(&run);
+        run.launch.is_refused = false;
+        if (!status) status = run_all(&run);
+    } while (run.launch.is_refused);
+    return status;
 }

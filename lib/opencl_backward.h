@@ -87,6 +87,7 @@ struct backward_run {
     cl_mem table, delta;
     cl_mem block_starts; /* the caller's block boundaries, or NULL */
     int64_t row_units, q_units;
+    bool has_dq; /* an earlier round added to dq, before a later kernel was refused */
 };
 
 /* Chooses tiles and builds; before the launch begins. */

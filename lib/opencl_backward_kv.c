@@ -271,6 +271,7 @@ void backward_kv_run(struct backward_run *run)
     if (job->dbias)
         bias_part = opencl_launch_temporary(launch, (size_t)(units * problem->group) * sizeof(float));
     run_kv(run, &bins, &cuts, partial, bias_part, table, units);
+    launch->is_final = job->accumulate;
     if (cuts.slots && job->dk) run_merge(run, &bins, &cuts, partial);
     if (job->dbias) run_bias(run, &bins, &cuts, bias_part, table);
 }

@@ -348,14 +348,15 @@ clattn_status opencl_forward(clattn_context *context, const struct forward_job *
     return status ? status : opencl_forward_portable(context, job, NULL);
 }
 
-clattn_status opencl_forward_portable(clattn_context *context, const struct forward_job *job,
-                                      const struct opencl_pages *pages)
+static clattn_status forward_once(clattn_context *context, const struct forward_job *job,
+                                  const struct opencl_pages *pages, bool *is_refused)
 {
     const struct problem *problem = job->problem;
     struct forward_choice choice;
     struct part_job part;
     struct opencl_launch launch;
     clattn_status status = opencl_check_lengths(context, problem);
+    *is_refused = false;
     if (!status && (pages || !choose_subgroup(context, job, &choice)))
         status = choose_tile(context, job, pages, &choice);
     if (status) return status;
@@ -378,5 +379,17 @@ clattn_status opencl_forward_portable(clattn_context *context, const struct forw
         if (is_split) run_merge(&launch, job, &choice.parts, &part);
     }
     free(table);
+    *is_refused = launch.is_refused;
     return opencl_launch_end(&launch);
+}
+
+clattn_status opencl_forward_portable(clattn_context *context, const struct forward_job *job,
+                                      const struct opencl_pages *pages)
+{
+    clattn_status status;
+    bool is_refused;
+    do /* the ladder goes on */
+        status = forward_once(context, job, pages, &is_refused);
+    while (is_refused);
+    return status;
 }

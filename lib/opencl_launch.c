@@ -98,6 +98,7 @@ void opencl_launch_kernel(struct opencl_launch *launch, const char *file, const 
     if (launch->status) return;
     if (launch->kernel) clReleaseKernel(launch->kernel);
     launch->kernel = NULL;
+    launch->has_run = false;
     launch->arg = 0;
     snprintf(launch->name, sizeof launch->name, "%s", name);
     launch->status = opencl_kernel(launch->context, file, name, options, &launch->kernel);
@@ -226,6 +227,15 @@ static cl_uint launch_waits(const struct opencl_launch *launch, const cl_event *
     return launch->sync->wait_count;
 }
 
+/* Is it the kernel that the driver cannot run, at its first launch? Later ones fail for other reasons. */
+static bool launch_is_refused(const struct opencl_launch *launch, cl_int code)
+{
+    return (code == CL_OUT_OF_RESOURCES || code == CL_INVALID_WORK_GROUP_SIZE ||
+            code == CL_INVALID_WORK_ITEM_SIZE) &&
+           !launch->has_run && !launch->is_final &&
+           opencl_kernel_refuse(launch->context, launch->kernel, launch->name, code);
+}
+
 void opencl_launch_run(struct opencl_launch *launch, cl_uint dims, const size_t *global, const size_t *local)
 {
     const cl_event *list;
@@ -234,11 +244,15 @@ void opencl_launch_run(struct opencl_launch *launch, cl_uint dims, const size_t 
     for (cl_uint i = 0; i < dims; i++)
         if (global[i] == 0) return;
     cl_uint waits = launch_waits(launch, &list);
-    launch_fail(
-        launch,
-        clEnqueueNDRangeKernel(launch->queue, launch->kernel, dims, NULL, global, local, waits, list, &event),
-        "clEnqueueNDRangeKernel");
+    cl_int code =
+        clEnqueueNDRangeKernel(launch->queue, launch->kernel, dims, NULL, global, local, waits, list, &event);
+    launch->is_refused = launch_is_refused(launch, code);
+    if (launch->is_refused)
+        launch->status = (clattn_status)code;
+    else
+        launch_fail(launch, code, "clEnqueueNDRangeKernel");
     if (launch->status) return;
+    launch->has_run = true;
     launch_replace_last(launch, event);
     stats_add_launch(launch->context);
 }

@@ -6,6 +6,7 @@
 #include "kernel_sources.h"
 #include "opencl.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 struct opencl_program {
     struct opencl_program *next;
     cl_program program; /* NULL: it does not build on this device */
+    cl_int refused; /* why its work-groups do not run on this device although it builds; CL_SUCCESS: they do */
     char key[];         /* file, a space, options */
 };
 
@@ -99,16 +101,26 @@ static clattn_status source_read(clattn_context *context, const char *files, cha
 /* ---- builds ---- */
 
 /* A failure that callers answer with a smaller tile: the detail is kept, but nothing is logged as an error. */
+__attribute__((format(printf, 3, 4))) static clattn_status
+refuse(clattn_context *context, clattn_log_level level, const char *format, ...)
+{
+    char text[sizeof context->error];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    pthread_mutex_lock(&context->lock);
+    memcpy(context->error, text, sizeof text);
+    pthread_mutex_unlock(&context->lock);
+    log_line(context, level, "%.1000s", text);
+    return CLATTN_DEVICE_LIMIT;
+}
+
 static clattn_status limit_exceeded(clattn_context *context, const char *kernel, const char *what,
                                     unsigned long long need, unsigned long long have)
 {
-    pthread_mutex_lock(&context->lock);
-    snprintf(context->error, sizeof context->error, "kernel %s needs %s %llu; '%.100s' has %llu", kernel, what,
-             need, opencl_of(context)->device.name, have);
-    pthread_mutex_unlock(&context->lock);
-    log_line(context, CLATTN_LOG_DEBUG, "kernel %s needs %s %llu; the device has %llu", kernel, what, need,
-             have);
-    return CLATTN_DEVICE_LIMIT;
+    return refuse(context, CLATTN_LOG_DEBUG, "kernel %s needs %s %llu; '%.100s' has %llu", kernel, what, need,
+                  opencl_of(context)->device.name, have);
 }
 
 static char *build_log(const struct opencl *state, cl_program program)
@@ -131,6 +143,18 @@ static void log_text(clattn_context *context, clattn_log_level level, const char
     }
 }
 
+/* Is it for want of registers or local memory that a program does not build? Drivers that give a kernel both
+ * while they build it say so in their own words: NVIDIA's ptxas, LLVM for AMD, Intel's compiler, Mesa. */
+static bool is_too_large(cl_int code, const char *message)
+{
+    static const char *const words[] = {"too much shared data", "ran out of registers", "out of resources",
+                                        "local memory", "register allocation"};
+    if (code == CL_OUT_OF_RESOURCES) return true;
+    for (size_t i = 0; message && i < sizeof words / sizeof *words; i++)
+        if (opencl_text_contains(message, words[i], strlen(words[i]))) return true;
+    return false;
+}
+
 static clattn_status build_from_source(clattn_context *context, const char *key, const char *options,
                                        const char *text, cl_program *program)
 {
@@ -141,8 +165,12 @@ static clattn_status build_from_source(clattn_context *context, const char *key,
     code = clBuildProgram(*program, 1, &state->device.id, options, NULL, NULL);
     if (!code) return CLATTN_SUCCESS;
     char *message = build_log(state, *program);
-    clattn_status status = fail(context, CLATTN_INTERNAL, "%s does not build on '%s' (%d): %.1600s", key,
-                                state->device.name, code, message ? message : "");
+    clattn_status status =
+        is_too_large(code, message)
+            ? refuse(context, CLATTN_LOG_INFO, "%.400s is too large for '%.100s' (%d): %.1200s", key,
+                     state->device.name, code, message ? message : "")
+            : fail(context, CLATTN_INTERNAL, "%s does not build on '%s' (%d): %.1600s", key, state->device.name,
+                   code, message ? message : "");
     if (message) log_text(context, CLATTN_LOG_DEBUG, message);
     free(message);
     clReleaseProgram(*program);
@@ -285,12 +313,16 @@ static clattn_status program_get(clattn_context *context, const char *file, cons
     if (have) {
         free(entry);
         *program = have->program;
-        if (!have->program)
+        if (have->refused)
+            status = refuse(context, CLATTN_LOG_DEBUG, "%.400s does not run on '%.100s': %s (%d)", have->key,
+                            state->device.name, clattn_strerror((clattn_status)have->refused), have->refused);
+        else if (!have->program)
             status = fail(context, CLATTN_INTERNAL, "%s does not build on '%s'", have->key, state->device.name);
     } else {
         status = program_build(context, entry->key, file, name, options, &entry->program);
         *program = entry->program;
-        if (status && status != CLATTN_INTERNAL) {
+        if (status == CLATTN_DEVICE_LIMIT) entry->refused = CL_OUT_OF_RESOURCES;
+        if (status && status != CLATTN_INTERNAL && status != CLATTN_DEVICE_LIMIT) {
             free(entry);
         } else {
             entry->next = state->programs;
@@ -338,6 +370,30 @@ static clattn_status kernel_check(clattn_context *context, const char *name, cl_
     return CLATTN_SUCCESS;
 }
 
+/* Remembers that a program does not run here; false when that was known already. */
+static bool program_refuse(clattn_context *context, cl_program program, const char *name, cl_int code)
+{
+    struct opencl *state = opencl_of(context);
+    pthread_mutex_lock(&state->lock);
+    struct opencl_program *entry = state->programs;
+    while (entry && entry->program != program)
+        entry = entry->next;
+    bool is_new = entry && !entry->refused;
+    if (is_new) entry->refused = code;
+    pthread_mutex_unlock(&state->lock);
+    if (is_new)
+        refuse(context, CLATTN_LOG_WARNING, "kernel %s builds on '%.100s' and does not run: %s (%d): %.400s",
+               name, state->device.name, clattn_strerror((clattn_status)code), code, entry->key);
+    return is_new;
+}
+
+bool opencl_kernel_refuse(clattn_context *context, cl_kernel kernel, const char *name, cl_int code)
+{
+    cl_program program = NULL;
+    return !clGetKernelInfo(kernel, CL_KERNEL_PROGRAM, sizeof program, &program, NULL) &&
+           program_refuse(context, program, name, code);
+}
+
 clattn_status opencl_kernel(clattn_context *context, const char *file, const char *name, const char *options,
                             cl_kernel *kernel)
 {
@@ -351,6 +407,8 @@ clattn_status opencl_kernel(clattn_context *context, const char *file, const cha
     *kernel = clCreateKernel(program, name, &code);
     if (code) {
         *kernel = NULL;
+        if (code == CL_OUT_OF_RESOURCES && program_refuse(context, program, name, code))
+            return CLATTN_DEVICE_LIMIT;
         snprintf(what, sizeof what, "clCreateKernel(%.80s)", name);
         return opencl_fail(context, code, what);
     }

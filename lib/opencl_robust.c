@@ -125,14 +125,15 @@ static clattn_status plan_find(clattn_context *context, const struct select_job 
 
 enum { SCRATCH_UNITS = 4096 }; /* work-groups of a launch with scores in global memory */
 
-clattn_status opencl_robust(clattn_context *context, const struct select_job *job,
-                            const struct opencl_pages *pages)
+static clattn_status robust_once(clattn_context *context, const struct select_job *job,
+                                 const struct opencl_pages *pages, bool *is_refused)
 {
     const struct problem *problem = job->problem;
     struct plan plan;
     struct opencl_options options;
     struct opencl_launch launch;
     clattn_status status = opencl_check_lengths(context, problem);
+    *is_refused = false;
     if (!status) status = plan_find(context, job, pages, &plan, &options);
     if (status) return status;
     size_t bytes;
@@ -153,5 +154,17 @@ clattn_status opencl_robust(clattn_context *context, const struct select_job *jo
                               opencl_tile_items(&plan.tile));
     }
     free(table);
+    *is_refused = launch.is_refused;
     return opencl_launch_end(&launch);
+}
+
+clattn_status opencl_robust(clattn_context *context, const struct select_job *job,
+                            const struct opencl_pages *pages)
+{
+    clattn_status status;
+    bool is_refused;
+    do /* the ladder goes on */
+        status = robust_once(context, job, pages, &is_refused);
+    while (is_refused);
+    return status;
 }

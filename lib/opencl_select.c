@@ -206,14 +206,14 @@ clattn_status opencl_select(clattn_context *context, const struct select_job *jo
     return status ? status : opencl_select_portable(context, job, NULL);
 }
 
-clattn_status opencl_select_portable(clattn_context *context, const struct select_job *job,
-                                     const struct opencl_pages *pages)
+static clattn_status select_once(clattn_context *context, const struct select_job *job,
+                                 const struct opencl_pages *pages, bool *is_refused)
 {
     const struct problem *problem = job->problem;
     struct select_choice choice;
     struct opencl_launch launch;
-    if (job->select->selector == CLATTN_SELECT_ROBUST) return opencl_robust(context, job, pages);
     clattn_status status = opencl_check_lengths(context, problem);
+    *is_refused = false;
     if (!status && (pages || !choose_subgroup(context, job, &choice)))
         status = choose_tile(context, job, pages, &choice);
     if (status) return status;
@@ -231,5 +231,18 @@ clattn_status opencl_select_portable(clattn_context *context, const struct selec
         opencl_run_units(&launch, ARG_UNIT_FIRST, units, unit_flops(job), choice.items);
     }
     free(table);
+    *is_refused = launch.is_refused;
     return opencl_launch_end(&launch);
+}
+
+clattn_status opencl_select_portable(clattn_context *context, const struct select_job *job,
+                                     const struct opencl_pages *pages)
+{
+    clattn_status status;
+    bool is_refused;
+    if (job->select->selector == CLATTN_SELECT_ROBUST) return opencl_robust(context, job, pages);
+    do /* the ladder goes on */
+        status = select_once(context, job, pages, &is_refused);
+    while (is_refused);
+    return status;
 }

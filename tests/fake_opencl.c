@@ -390,6 +390,12 @@ cl_kernel clCreateKernel(cl_program program, const char *name, cl_int *code)
     return kernel;
 }
 
+cl_int clGetKernelInfo(cl_kernel kernel, cl_kernel_info what, size_t room, void *to, size_t *need)
+{
+    if (what == CL_KERNEL_PROGRAM) ANSWER(cl_program, kernel->program);
+    ANSWER_TEXT(kernel->name);
+}
+
 /* Only a compiler could tell. */
 cl_int clGetKernelWorkGroupInfo(cl_kernel kernel, cl_device_id of, cl_kernel_work_group_info what, size_t room,
                                 void *to, size_t *need)
