@@ -145,8 +145,9 @@ intel_install() {
     rm -rf "$work/intel"
     mkdir -p "$work/intel/lib"
     # libintelocl.so needs libimf, libsvml, libirng and libintlc, which its package does not ask for.
-    pip3 download -q --disable-pip-version-check --only-binary :all: -d "$work/intel" intel-opencl-rt intel-cmplr-lib-rt \
-        > "$work/intel/said" 2>&1 || { echo "pip3: $(tail -n 1 "$work/intel/said")" && return 1; }
+    pip3 download -q --disable-pip-version-check --retries 1 --timeout 30 --only-binary :all: -d "$work/intel" \
+        intel-opencl-rt intel-cmplr-lib-rt > "$work/intel/said" 2>&1 ||
+        { echo "pip3 cannot download it: $(tail -n 1 "$work/intel/said")" && return 1; }
     python3 - "$work/intel" <<'CODE' || { echo 'its packages are not as expected' && return 1; }
 import glob, os, sys, zipfile
 folder = sys.argv[1]
