@@ -66,14 +66,16 @@ struct opencl_taste opencl_taste_of(clattn_context *context, enum tuning_kernel 
 struct opencl_tile opencl_tile_of(const struct opencl_taste *taste, int rows, int keys)
 {
     /* PoCL 3.1 on LLVM 15 gives all keys of a tile of single rows the same logit. */
-    int lanes = taste->lanes >= CPU_LANES ? 2 : 1;
-    struct opencl_tile tile = {.lanes = lanes, .keys = keys, .item_keys = MIN(taste->item_keys, keys)};
+    const int least = taste->lanes >= CPU_LANES ? 2 : 1;
+    struct opencl_tile tile = {.lanes = least, .keys = keys, .item_keys = MIN(taste->item_keys, keys)};
     while (tile.lanes < taste->lanes && tile.lanes < rows)
         tile.lanes *= 2;
     tile.rows = (rows + tile.lanes - 1) / tile.lanes * tile.lanes;
     /* rusticl of Mesa 22.3 loses writes of work-groups that do not fill its vectors. */
     while (opencl_tile_items(&tile) % ITEMS_MULTIPLE && tile.item_keys > 2)
         tile.item_keys /= 2;
+    while (opencl_tile_items(&tile) % ITEMS_MULTIPLE && tile.lanes > least)
+        tile.lanes /= 2;
     return tile;
 }
 
