@@ -16,6 +16,7 @@
  *   opencl_subgroup.c the subgroup tier
  *   opencl_transfer.c tensors between host and device
  *   opencl_launch.c   order of commands, wait lists and events, kernel arguments
+ *   opencl_trial.c    results of trials, also of those that did not end
  *   opencl_selftest.c a small attention case against the reference
  *   opencl_decode*.c  the decode cache, see opencl_decode.h
  *   opencl_backend.c  opening and closing, the backend table
@@ -347,7 +348,18 @@ bool opencl_flat_wanted(clattn_context *context, const struct select_job *job); 
 clattn_status opencl_flat(clattn_context *context, const struct select_job *job, bool *done);
 void opencl_dense_forget(const struct opencl *state);
 
-/* ---- self-test ---- */
+/* ---- trials and self-test ---- */
+
+/* Something that may fail, crash or hang the first time it is tried on a device: opencl_trial.c. */
+struct opencl_trial {
+    char *key;       /* of the disk cache; NULL: results are not kept */
+    bool has_passed; /* an earlier time */
+};
+
+/* An error is what became of it earlier: NO_DEVICE. Otherwise try it, unless it has passed. */
+clattn_status opencl_trial_begin(clattn_context *context, const char *what, struct opencl_trial *trial);
+/* Remembers success, NO_DEVICE and INTERNAL, with the context's error. Also after an error of the begin. */
+void opencl_trial_end(clattn_context *context, struct opencl_trial *trial, clattn_status status);
 
 /* Compares a small attention case with the reference backend; the result is kept in the disk cache. */
 clattn_status opencl_selftest(clattn_context *context);

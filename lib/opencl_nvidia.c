@@ -6,7 +6,6 @@
 
 #include "config.h"
 
-#include "kernel_sources.h"
 #include "opencl_nvidia.h"
 
 #include "half.h"
@@ -83,49 +82,16 @@ static clattn_status canary_run(clattn_context *context, const struct canary *ca
     return status;
 }
 
-/* ---- results, remembered ---- */
-
-static const char passed[] = "passed";
-
-/* The result of an earlier test: 1 passed, 0 failed, -1 not known. */
-static int known_result(const char *key)
-{
-    size_t bytes = 0;
-    char *known = key ? opencl_cache_load(key, &bytes) : NULL;
-    int result = known ? strcmp(known, passed) == 0 : -1;
-    free(known);
-    return result;
-}
-
-static void remember_result(clattn_context *context, const char *key, bool works)
-{
-    const char *text = works ? passed : *context->error ? context->error : "failed";
-    if (key) opencl_cache_store(key, text, strlen(text));
-}
-
-/* Key of a test's result: it holds for these sources only. NULL when they may change (CLATTN_KERNEL_DIR). */
-static char *result_key(clattn_context *context, const char *what)
-{
-    char *sources = getenv("CLATTN_KERNEL_DIR") ? NULL : opencl_all_sources();
-    char *key = sources ? opencl_cache_key(&opencl_of(context)->device, "self-test", what, sources) : NULL;
-    free(sources);
-    return key;
-}
-
 static bool canary_lives(clattn_context *context, enum nvidia_tier tier)
 {
     const struct canary *canary = &canaries[tier];
-    char *key = result_key(context, canary->kernel);
-    int known = known_result(key);
-    if (known < 0) {
-        clattn_status status = canary_run(context, canary);
-        known = !status;
-        if (!status || status == CLATTN_INTERNAL) remember_result(context, key, known);
-        if (status)
-            log_line(context, CLATTN_LOG_WARNING, "tier %s is not used: %.600s", canary->name, context->error);
-    }
-    free(key);
-    return known;
+    struct opencl_trial trial;
+    clattn_status status = opencl_trial_begin(context, canary->kernel, &trial);
+    if (!status && !trial.has_passed) status = canary_run(context, canary);
+    opencl_trial_end(context, &trial, status);
+    if (status)
+        log_line(context, CLATTN_LOG_WARNING, "tier %s is not used: %.600s", canary->name, context->error);
+    return !status;
 }
 
 /* ---- tiers ---- */
@@ -218,24 +184,22 @@ bool nvidia_works(clattn_context *context, enum nvidia_path path, const struct n
     snprintf(what, sizeof what, "%s %s dim %d by %d group %d topk %d causal %d aligned %d",
              nvidia_path_name(path), dtype_name(shape->dtype), shape->dim, shape->dim_v, shape->group,
              shape->topk, shape->causal, shape->aligned);
-    char *key = result_key(context, what);
-    int known = known_result(key);
-    if (known < 0) {
+    struct opencl_trial trial;
+    clattn_status status = opencl_trial_begin(context, what, &trial);
+    if (!status && !trial.has_passed) {
         clattn_stats before = context->stats;
-        clattn_status status = nvidia_selftest(context, path, shape);
-        known = !status;
+        status = nvidia_selftest(context, path, shape);
         pthread_mutex_lock(&context->lock); /* the test's launches are not the caller's; what was built is */
         context->stats.kernels_enqueued = before.kernels_enqueued;
         context->stats.transfer_seconds = before.transfer_seconds;
         pthread_mutex_unlock(&context->lock);
-        if (!status || status == CLATTN_NO_DEVICE || status == CLATTN_INTERNAL)
-            remember_result(context, key, known);
-        log_line(context, known ? CLATTN_LOG_INFO : CLATTN_LOG_WARNING, "self-test of %s: %s%.600s", what,
-                 known ? passed : "not used: ", known ? "" : context->error);
+        if (!status) log_line(context, CLATTN_LOG_INFO, "self-test of %s: passed", what);
     }
-    free(key);
-    verdict_add(nvidia, path, shape, known);
-    return known;
+    opencl_trial_end(context, &trial, status);
+    if (status)
+        log_line(context, CLATTN_LOG_WARNING, "self-test of %s: not used: %.600s", what, context->error);
+    verdict_add(nvidia, path, shape, !status);
+    return !status;
 }
 
 /* ---- what the launches share ---- */

@@ -113,28 +113,15 @@ char *opencl_all_sources(void)
 clattn_status opencl_selftest(clattn_context *context)
 {
     struct opencl *state = opencl_of(context);
-    static const char passed[] = "passed";
-    size_t bytes = 0;
-    clattn_status status;
-    char *sources = getenv("CLATTN_KERNEL_DIR") ? NULL : opencl_all_sources();
-    char *key = sources ? opencl_cache_key(&state->device, "self-test", state->tier, sources) : NULL;
-    char *known = key ? opencl_cache_load(key, &bytes) : NULL;
-    if (known) {
-        status = strcmp(known, passed) == 0
-                     ? CLATTN_SUCCESS
-                     : fail(context, CLATTN_NO_DEVICE, "self-test, earlier: %.1000s", known);
-    } else {
+    struct opencl_trial trial;
+    char what[64];
+    snprintf(what, sizeof what, "self-test of tier %s", state->tier);
+    clattn_status status = opencl_trial_begin(context, what, &trial);
+    if (!status && !trial.has_passed) {
         status = selftest_run(context);
-        /* Only what will not change is remembered: not a lack of memory. */
-        if (key && status == CLATTN_SUCCESS)
-            opencl_cache_store(key, passed, strlen(passed));
-        else if (key && (status == CLATTN_NO_DEVICE || status == CLATTN_INTERNAL))
-            opencl_cache_store(key, context->error, strlen(context->error));
         log_line(context, CLATTN_LOG_INFO, "self-test of '%s': %s", state->device.name,
-                 status ? "failed" : passed);
+                 status ? "failed" : "passed");
     }
-    free(known);
-    free(key);
-    free(sources);
+    opencl_trial_end(context, &trial, status);
     return status;
 }

@@ -8,11 +8,9 @@
 #include "opencl_nvidia.h"
 
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { AMD_VENDOR = 0x1002, SIZE_MAX_LANES = 64, INTEL_SIZES_MAX = 16, HEADS_MAX = 4 };
 
@@ -165,86 +163,34 @@ static clattn_status khr_size(clattn_context *context, struct subgroup *subgroup
     return CLATTN_SUCCESS;
 }
 
-/* ---- trials, remembered ---- */
-
-/* What the disk cache says of the tier's trial: "passed", why it failed, or "trying PID" while it runs. A
- * compiler that crashes or hangs takes the process with it, so that this is what the next one finds. */
-static const char passed[] = "passed", trying[] = "trying ";
-
-/* NULL when results are not kept. Free it. */
-static char *trial_key(clattn_context *context)
-{
-    char *sources = getenv("CLATTN_KERNEL_DIR") ? NULL : opencl_all_sources();
-    char *key = sources
-                    ? opencl_cache_key(&opencl_of(context)->device, "self-test", "trial of subgroups", sources)
-                    : NULL;
-    free(sources);
-    return key;
-}
-
-/* An earlier trial's result; CLATTN_SUCCESS with *known false: there is none, or one is at work elsewhere. */
-static clattn_status trial_known(clattn_context *context, const char *key, bool *known)
-{
-    size_t bytes = 0;
-    char *text = key ? opencl_cache_load(key, &bytes) : NULL;
-    clattn_status status = CLATTN_SUCCESS;
-    bool is_trying = text && strncmp(text, trying, strlen(trying)) == 0;
-    long pid = is_trying ? atol(text + strlen(trying)) : 0;
-    *known = text && !(is_trying && pid > 0 && kill((pid_t)pid, 0) == 0);
-    if (*known && is_trying)
-        status = fail(context, CLATTN_NO_DEVICE, "process %ld ended while it tried the tier on '%s'", pid,
-                      opencl_of(context)->device.name);
-    else if (*known && strcmp(text, passed))
-        status = fail(context, CLATTN_NO_DEVICE, "earlier: %.1000s", text);
-    free(text);
-    return status;
-}
-
-static void trial_store(const char *key, const char *text)
-{
-    if (key) opencl_cache_store(key, text, strlen(text));
-}
-
-/* Builds and runs the canary, unless it did well before. */
-static clattn_status trial_run(clattn_context *context, const char *key, struct subgroup *subgroup)
-{
-    struct opencl_options options = {""};
-    char mark[64];
-    bool known = false;
-    clattn_status status = trial_known(context, key, &known);
-    if (status) return status;
-    snprintf(mark, sizeof mark, "%s%ld", trying, (long)getpid());
-    if (!known) trial_store(key, mark);
-    if (!subgroup->size) status = khr_size(context, subgroup);
-    subgroup_options(&options, subgroup);
-    if (!status && !known) status = canary_run(context, subgroup, options.text);
-    return status;
-}
-
 /* ---- opening ---- */
+
+/* Builds and runs the canary, unless it did well before, and the self-test. */
+static clattn_status try_out(clattn_context *context, bool has_passed, struct subgroup *subgroup)
+{
+    struct opencl *state = opencl_of(context);
+    struct opencl_options options = {""};
+    clattn_status status = subgroup->size ? CLATTN_SUCCESS : khr_size(context, subgroup);
+    subgroup_options(&options, subgroup);
+    if (!status && !has_passed) status = canary_run(context, subgroup, options.text);
+    if (status) return status;
+    state->subgroup = *subgroup;
+    state->tier = opencl_tiers[OPENCL_SUBGROUP];
+    return opencl_selftest(context);
+}
 
 clattn_status subgroup_open(clattn_context *context)
 {
     struct opencl *state = opencl_of(context);
     struct subgroup subgroup = state->device.subgroup;
+    struct opencl_trial trial;
     const char *tier = state->tier;
     clattn_stats before = context->stats;
     if (!subgroup.kind) return CLATTN_SUCCESS;
-    char *key = trial_key(context);
-    clattn_status status = trial_run(context, key, &subgroup);
-    if (!status) {
-        state->subgroup = subgroup;
-        state->tier = opencl_tiers[OPENCL_SUBGROUP];
-        status = opencl_selftest(context);
-    }
+    clattn_status status = opencl_trial_begin(context, "trial of subgroups", &trial);
+    if (!status) status = try_out(context, trial.has_passed, &subgroup);
     context->stats = before; /* what the caller's own work costs */
-    if (!status)
-        trial_store(key, passed);
-    else if (status == CLATTN_NO_DEVICE || status == CLATTN_INTERNAL)
-        trial_store(key, context->error);
-    else if (key) /* what may be otherwise the next time */
-        opencl_cache_drop(key);
-    free(key);
+    opencl_trial_end(context, &trial, status);
     if (!status) {
         log_line(context, CLATTN_LOG_INFO, "tier subgroup is used, with %d lanes", subgroup.size);
         return CLATTN_SUCCESS;

@@ -135,6 +135,9 @@ cl_int clGetDeviceInfo(cl_device_id id, cl_device_info what, size_t room, void *
         ANSWER_TEXT("1");
     case CL_DEVICE_EXTENSIONS:
         ANSWER_TEXT(fake.extensions ? fake.extensions : "");
+    case 0x4000: /* CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV */
+        if (fake.nvidia_generation == 0) return CL_INVALID_VALUE;
+        ANSWER(cl_uint, fake.nvidia_generation);
     case 0x4108: /* CL_DEVICE_SUB_GROUP_SIZES_INTEL */
         return answer(subgroups, sizeof subgroups, room, to, need);
     }

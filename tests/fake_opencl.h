@@ -29,6 +29,7 @@ struct fake_launch {
 struct fake {
     cl_ulong memory_bytes, alloc_max, local_bytes;
     cl_uint compute_units, vendor_id;
+    cl_uint nvidia_generation; /* the first number of an NVIDIA card's compute capability; 0: no such card */
     size_t group_max;
     const char *extensions; /* NULL: none */
     void (*on_kernel)(const char *kernel, const char *source,

@@ -8,6 +8,7 @@
 #include "lib/opencl.h" /* before CMocka, whose `fail` is a macro */
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -184,50 +185,101 @@ static void test_failing_tier(void **state)
 }
 
 #ifdef HAVE_XXHASH
+static const char *deadly_kernel;
+
 static void die(const char *kernel, const char *source, const char *options)
 {
     (void)source, (void)options;
-    if (strcmp(kernel, "canary_subgroup") == 0) _exit(3); /* what a crash of the compiler does */
+    if (strcmp(kernel, deadly_kernel) == 0) _exit(3); /* what a crash of the compiler does */
 }
 
-/* A tier whose trial took the process with it is left alone by the next one, and by those after it. */
-static void test_crashing_tier(void **state)
+static void hang(const char *kernel, const char *source, const char *options)
 {
-    (void)state;
-    char folder[] = "tests/cache/trial";
+    (void)source, (void)options;
+    while (strcmp(kernel, deadly_kernel) == 0)
+        pause();
+}
+
+/* A process whose compiler crashes or hangs; the latter is ended by the user. */
+static void lose_process(clattn_backend backend, bool hangs)
+{
     clattn_context *context = NULL;
     clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
-    clattn_device_info info = {.size = sizeof info};
     int result = -1;
-    mkdir(folder, 0700);
-    setenv("CLATTN_CACHE_DIR", folder, 1);
-    unsetenv("CLATTN_CACHE_SIZE");
-    fake.extensions = "cl_intel_subgroups cl_intel_required_subgroup_size";
-    file_write("");
-    desc.backend = CLATTN_BACKEND_OPENCL;
-    desc.log = log_keep;
-    desc.log_level = CLATTN_LOG_WARNING;
+    desc.backend = backend;
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        fake.on_kernel = die;
+        fake.on_kernel = hangs ? hang : die;
         clattn_context_create(&desc, &context);
         _exit(0);
     }
+    if (hangs) {
+        usleep(300000);
+        assert_int_equal(waitpid(child, &result, WNOHANG), 0); /* it does hang */
+        kill(child, SIGKILL);
+    }
     assert_int_equal(waitpid(child, &result, 0), child);
-    assert_true(WIFEXITED(result) && WEXITSTATUS(result) == 3);
-    for (int i = 0; i < 2; i++) {
-        said[0] = 0;
-        assert_int_equal(clattn_context_create(&desc, &context), CLATTN_SUCCESS);
-        assert_int_equal(clattn_context_device(context, &info), CLATTN_SUCCESS);
-        assert_string_equal(info.variant, "portable");
-        assert_non_null(strstr(said, "tier subgroup is not used"));
-        assert_non_null(strstr(said, "ended while it tried the tier"));
-        clattn_context_release(context);
+    assert_true(hangs ? WIFSIGNALED(result) : WIFEXITED(result) && WEXITSTATUS(result) == 3);
+}
+
+/* What two processes did not survive is left alone by those after them; one may have been ended for other
+ * reasons. */
+static void test_crashing_tier(void **state)
+{
+    static const struct {
+        clattn_backend backend;
+        const char *extensions, *kernel, *message, *variant; /* that is used instead; NULL: the CPU */
+        cl_uint vendor_id, nvidia_generation;
+        bool hangs;
+    } cases[] = {
+        {CLATTN_BACKEND_OPENCL, "cl_intel_subgroups cl_intel_required_subgroup_size", "canary_subgroup",
+         "tier subgroup is not used", "portable", 0, 0, false},
+        {CLATTN_BACKEND_OPENCL, "cl_intel_subgroups cl_intel_required_subgroup_size", "canary_subgroup",
+         "tier subgroup is not used", "portable", 0, 0, true},
+        {CLATTN_BACKEND_OPENCL, NULL, "canary_mma", "tier mma is not used", "portable", 0x10de, 8, false},
+        {CLATTN_BACKEND_AUTO, NULL, "attention_forward",
+         "ended or hung while they tried self-test of tier portable", NULL, 0, 0, false},
+    };
+    char folder[64];
+    (void)state;
+    unsetenv("CLATTN_CACHE_SIZE");
+    file_write("");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        clattn_context *context = NULL;
+        clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
+        clattn_device_info info = {.size = sizeof info};
+        snprintf(folder, sizeof folder, "tests/cache/trial%d", (int)i);
+        mkdir(folder, 0700);
+        setenv("CLATTN_CACHE_DIR", folder, 1);
+        fake.extensions = cases[i].extensions;
+        fake.vendor_id = cases[i].vendor_id;
+        fake.nvidia_generation = cases[i].nvidia_generation;
+        deadly_kernel = cases[i].kernel;
+        lose_process(cases[i].backend, cases[i].hangs);
+        lose_process(cases[i].backend, cases[i].hangs); /* tried again, once */
+        desc.backend = cases[i].backend;
+        desc.log = log_keep;
+        desc.log_level = CLATTN_LOG_WARNING;
+        fake.on_kernel = die; /* so it is not even tried */
+        for (int round = 0; round < 2; round++) {
+            said[0] = 0;
+            assert_int_equal(clattn_context_create(&desc, &context), CLATTN_SUCCESS);
+            assert_int_equal(clattn_context_device(context, &info), CLATTN_SUCCESS);
+            if (cases[i].variant)
+                assert_string_equal(info.variant, cases[i].variant);
+            else
+                assert_int_equal(info.backend, CLATTN_BACKEND_CPU);
+            assert_non_null(strstr(said, cases[i].message));
+            assert_non_null(strstr(said, "ended or hung while they tried"));
+            clattn_context_release(context);
+        }
+        fake.on_kernel = NULL;
     }
     fake.extensions = NULL;
+    fake.vendor_id = fake.nvidia_generation = 0;
     setenv("CLATTN_CACHE_SIZE", "0", 1);
-    assert_int_equal(system("rm -rf tests/cache/trial"), 0);
+    assert_int_equal(system("rm -rf tests/cache/trial?"), 0);
 }
 #endif
 
