@@ -103,6 +103,7 @@ static inline bool view_block(const struct tile_view *view, struct piece *piece)
         return piece->block < view->keys.count;
     }
     piece->block = INT64_MAX;
+    piece->listed = 0;
     for (int32_t n = 0; n < tile->lists; n++) {
         int32_t cursor = view->next[n];
         int64_t block = cursor < tile->counts[n * tile->count_step]
