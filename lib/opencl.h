@@ -214,6 +214,7 @@ char *opencl_hopper_text(const char *text);
 
 /* The payload (free it), or NULL. An entry that is damaged is unlinked. */
 void *opencl_cache_load(const char *key, size_t *bytes);
+bool opencl_cache_writable(void); /* else there is no need to make a payload */
 void opencl_cache_store(const char *key, const void *payload, size_t bytes);
 void opencl_cache_drop(const char *key);
 

@@ -281,6 +281,15 @@ static int temporary_open(int folder, char name[NAME_BYTES])
     return file;
 }
 
+bool opencl_cache_writable(void)
+{
+    int folder = size_limit() ? folder_open(true) : -1;
+    if (folder < 0) return false;
+    bool writable = faccessat(folder, ".", W_OK | X_OK, AT_EACCESS) == 0;
+    close(folder);
+    return writable;
+}
+
 void opencl_cache_store(const char *key, const void *payload, size_t bytes)
 {
     char name[NAME_BYTES], temporary[NAME_BYTES];
@@ -333,6 +342,11 @@ void *opencl_cache_load(const char *key, size_t *bytes)
     (void)key;
     (void)bytes;
     return NULL;
+}
+
+bool opencl_cache_writable(void)
+{
+    return false;
 }
 
 void opencl_cache_store(const char *key, const void *payload, size_t bytes)

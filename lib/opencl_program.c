@@ -259,9 +259,11 @@ static cl_program build_from_cache(struct opencl *state, const char *cache_key, 
     return NULL;
 }
 
+/* To ask PoCL for a binary costs a second compilation, of every kernel for work-groups of any size. */
 static void build_store(struct opencl *state, const char *cache_key, cl_program program)
 {
     size_t bytes = 0;
+    if (!opencl_cache_writable()) return;
     unsigned char *binary = binary_of(state, program, &bytes);
     if (binary) opencl_cache_store(cache_key, binary, bytes);
     free(binary);

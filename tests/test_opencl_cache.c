@@ -187,9 +187,14 @@ static void test_unusable_folders(void **state)
     setenv("CLATTN_CACHE_DIR", deep, 1);
     opencl_cache_store(key, "payload", 7); /* missing folders are made */
     assert_true(has_payload(key, "payload", 7));
+    assert_true(opencl_cache_writable());
     assert_int_equal(chmod(deep, 0722), 0); /* others could put programs there */
     assert_false(has_payload(key, "payload", 7));
+    assert_false(opencl_cache_writable());
     chmod(deep, 0700);
+    setenv("CLATTN_CACHE_SIZE", "0", 1);
+    assert_false(opencl_cache_writable());
+    unsetenv("CLATTN_CACHE_SIZE");
     assert_true(has_payload(key, "payload", 7));
     opencl_cache_drop(key);
     rmdir(deep);
@@ -201,6 +206,7 @@ static void test_unusable_folders(void **state)
         setenv("CLATTN_CACHE_DIR", impossible[i], 1);
         opencl_cache_store(key, "payload", 7);
         assert_false(has_payload(key, "payload", 7));
+        assert_false(opencl_cache_writable());
     }
     char *home = getenv("HOME") ? strdup(getenv("HOME")) : NULL;
     char *xdg = getenv("XDG_CACHE_HOME") ? strdup(getenv("XDG_CACHE_HOME")) : NULL;
@@ -244,6 +250,7 @@ static void test_read_only(void **state)
         }
         const char *here = getenv("CLATTN_CACHE_DIR");
         if (chmod(here, 0500)) _exit(2);
+        if (opencl_cache_writable()) _exit(3);
         opencl_cache_store(other, "payload", 7);
         _exit(has_payload(key, "payload", 7) && !has_payload(other, "payload", 7) ? 0 : 1);
     }
