@@ -142,6 +142,7 @@ fi
 
 # ---- the program cache
 if "$program" info | grep -q '^built in.* xxhash'; then
+    unset CLATTN_CACHE_SIZE
     mkdir -m 700 open-cache
     chmod 777 open-cache
     CLATTN_CACHE_DIR=$work/open-cache examine 0 "$work/none" --quick

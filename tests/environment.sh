@@ -8,6 +8,11 @@ mkdir -p "$CLATTN_CACHE_DIR" "$POCL_CACHE_DIR"
 chmod 700 "$CLATTN_CACHE_DIR"
 export CLATTN_CACHE_DIR POCL_CACHE_DIR XDG_CACHE_HOME CLATTN_TUNING
 
+# The library's own cache of programs is off but where it is tested: a binary costs PoCL, which has a cache of its own, a
+# second compilation of every kernel.
+CLATTN_CACHE_SIZE=0
+export CLATTN_CACHE_SIZE
+
 # A user's quirk table is not asked.
 CLATTN_QUIRKS=
 export CLATTN_QUIRKS

@@ -45,7 +45,7 @@ static inline void file_unlink(const char *path, void *user)
     if (unlink(path)) rmdir(path);
 }
 
-/* An empty cache folder below the build's, in CLATTN_CACHE_DIR; its path goes to `folder`. */
+/* An empty cache folder below the build's, in CLATTN_CACHE_DIR, and in use; its path goes to `folder`. */
 static inline void cache_empty(const char *name, char folder[4096])
 {
     static char base[2048]; /* what the environment said before the first test */
@@ -57,6 +57,7 @@ static inline void cache_empty(const char *name, char folder[4096])
     folder_files(folder, file_unlink, NULL);
     rmdir(folder);
     setenv("CLATTN_CACHE_DIR", folder, 1);
+    unsetenv("CLATTN_CACHE_SIZE");
 }
 
 static inline void use_test_kernels(void)

@@ -566,6 +566,7 @@ int main(void)
         cmocka_unit_test(test_spoiled_decode),
     };
     const char *base = getenv("CLATTN_CACHE_DIR");
+    unsetenv("CLATTN_CACHE_SIZE");
     unsetenv("CLATTN_LOG"); /* the tests read all of the log */
     if (!card_find()) {
         print_message("no NVIDIA card with matrix units\n");

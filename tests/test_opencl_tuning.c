@@ -104,6 +104,7 @@ static void test_files(void **state)
     (void)state;
     char folder[4096], path[8192], file[8192];
     cache_empty("tuning", folder);
+    setenv("CLATTN_CACHE_SIZE", "0", 1);
     mkdir(folder, 0700);
     snprintf(path, sizeof path, "%s/clattn", folder);
     mkdir(path, 0700);

@@ -40,6 +40,7 @@ run_once() {
 }
 CLATTN_CACHE_DIR=$work/cache
 export CLATTN_CACHE_DIR
+unset CLATTN_CACHE_SIZE
 run_once cold '[1-9]*' 0
 run_once warm 0 '[1-9]*'
 CLATTN_CACHE_DIR=/dev/null/no
