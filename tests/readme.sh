@@ -25,14 +25,23 @@ sed -n '/^```sh$/,/^```$/p' "$readme" | grep -v '^```' > "$work/commands"
 sed -n '/^```c$/,/^```$/p' "$readme" | grep -v '^```' > "$work/data/attention.c"
 [ "$(grep -c '[^ ]' "$work/data/attention.c")" -le 24 ] || fail 'the program is longer than about 20 lines'
 
-# Pages that are linked are there.
-grep -o '](man/[^)]*)' "$readme" | sed 's/](\(.*\))/\1/' > "$work/links"
+# Files that are linked are there, and every manual page is linked.
+grep -o '](\(man\|doc\)/[^)]*)' "$readme" | sed 's/](\(.*\))/\1/' | sort > "$work/links"
 while read -r link; do
     [ -e "$(dirname "$readme")/$link" ] || fail "there is no $link"
 done < "$work/links"
-[ -s "$work/links" ] || fail 'no links to manual pages'
+(cd "$srcdir" && ls man/*.[1-9]) | sort > "$work/pages"
+grep '^man/' "$work/links" | diff "$work/pages" - || fail 'manual pages (<) and the links of README.md (>) differ'
+# So are those that are only named.
+for name in $(grep -o '`[a-z_-]*([1-9])`' "$readme" | sort -u | tr -d '`' | tr '()' '. '); do
+    [ -e "$(dirname "$readme")/man/$name" ] || fail "there is no $name"
+done
+for name in $(grep -o '`[a-z]*/[a-z_./-]*`' "$readme" | sort -u | tr -d '`'); do
+    [ -e "$(dirname "$readme")/$name" ] || fail "there is no $name"
+done
 # Selectors and backends of the tables are those of the program.
-for selector in pisa pisa1 flat-mean flat-lse dense local:1+log-stride pisa+local:1; do
+for selector in pisa pisa1 pisa2 flat-mean flat-lse robust robust:beam=64,score=blend dense local:1+log-stride \
+    pisa+local:1; do
     grep -q -F "\`$selector\`" "$readme" || fail "the selector $selector is not in README.md"
     ./clattn run --q "$srcdir/tests/data/retrieval16k/q.npy" --k "$srcdir/tests/data/retrieval16k/k.npy" \
         --v "$srcdir/tests/data/retrieval16k/v.npy" --topk 3 --selector "$selector" --backend cpu \
