@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Packages from the release tarball in the current folder; they are left in deb/ or rpm/ below it.
-#   package.sh deb     dpkg-buildpackage, then lintian where it is there
+#   package.sh deb     dpkg-buildpackage, then lintian where it is there; deb-source: the source package only
 #   package.sh rpm     rpmbuild, then rpmlint where it is there
 # Environment: srcdir, VERSION; DEB_BUILD_OPTIONS, DEB_TESTS (see debian/rules); RPMBUILD_FLAGS, --nodeps where the
 # system's packages are not RPM's.
@@ -13,7 +13,7 @@ test -e "$tarball"
 seconds=${SOURCE_DATE_EPOCH:-$(stat -c %Y "$srcdir/NEWS")}
 
 case ${1-} in
-deb)
+deb | deb-source)
     command -v dpkg-buildpackage > /dev/null || { echo 'dpkg-buildpackage is not there' >&2; exit 1; }
     rm -rf deb
     mkdir deb
@@ -24,12 +24,11 @@ deb)
     chmod -R u+w "$debian"
     date=$(LC_ALL=C date -u -R -d "@$seconds")
     sed -e "s/@VERSION@/$VERSION/" -e "s/@DATE@/$date/" "$srcdir/packaging/debian/changelog" > "$debian/changelog"
-    # Functions that are newer than the file came with this version.
-    sed -n 's/^ *\(clattn_[a-z0-9_]*\);.*/\1/p' "$srcdir/lib/clattn.map" | while read -r name; do
-        grep -q " $name@" "$debian/libclattn0.symbols" || echo " $name@CLATTN_0 $VERSION" >> "$debian/libclattn0.symbols"
-    done
-    (cd "deb/clattn-$VERSION" && dpkg-buildpackage -us -uc)
+    # A source package needs nothing that is to be built with.
+    if [ "$1" = deb-source ]; then source_only='-S -d'; else source_only=''; fi
+    (cd "deb/clattn-$VERSION" && dpkg-buildpackage -us -uc $source_only)
     rm -rf "deb/clattn-$VERSION"
+    [ -z "$source_only" ] || exit 0
     if command -v lintian > /dev/null; then
         lintian --allow-root --fail-on error,warning deb/*.changes
     else
