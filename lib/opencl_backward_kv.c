@@ -50,6 +50,17 @@ static struct backward_tile tile_for(const struct backward_run *run, int keys, i
     return shape;
 }
 
+/* An item's sums do not fit into registers: twice as many items share them, with half the keys and twice the
+ * pairs, if local memory has room. That is more of it than a tile takes otherwise, but spilled sums cost more.
+ */
+static struct backward_tile tile_wider(const struct backward_run *run, const struct backward_tile *shape)
+{
+    enum { LOCAL_MOST = 48 * 1024 };
+    struct backward_tile wider = tile_for(run, MAX(shape->tile.rows / 2, 1), 2 * shape->tile.keys);
+    size_t room = (size_t)MIN(opencl_of(run->context)->device.local_bytes, LOCAL_MOST);
+    return local_bytes(run, &wider) <= room ? wider : *shape;
+}
+
 /* The largest tile whose local memory fits; `shrink` halves its pairs and keys in turn. */
 static struct backward_tile tile_fitting(const struct backward_run *run, int shrink)
 {
@@ -63,7 +74,8 @@ static struct backward_tile tile_fitting(const struct backward_run *run, int shr
             keys /= 2;
         shape = tile_for(run, keys, pairs);
     }
-    return shape;
+    return shape.tile.lanes == 1 && shape.columns + shape.columns_v > run->taste.sums ? tile_wider(run, &shape)
+                                                                                      : shape;
 }
 
 clattn_status backward_kv_prepare(struct backward_run *run)

@@ -37,7 +37,9 @@ static struct backward_tile tile_for(const struct backward_run *run, int rows, i
     while (opencl_tile_items(&shape.tile) > taste->items)
         shape.tile.item_keys *= 2;
     shape.columns = backward_item_columns(&shape.tile, problem->dim);
-    opencl_tile_narrow(&shape.tile, taste, shape.columns);
+    /* Single elements have an address each, which takes registers as well. */
+    bool is_odd = opencl_load_width(taste, problem->dim) == 1;
+    opencl_tile_narrow(&shape.tile, taste, shape.columns + is_odd);
     return shape;
 }
 

@@ -61,11 +61,12 @@ void subgroup_options(struct opencl_options *options, const struct subgroup *sub
     opencl_option(options, "SG", subgroup->size);
 }
 
-/* What a lane can hold: Intel's GPUs have 64 registers for each of 16 lanes, others 128 and more (make
+/* What a lane can hold: Intel's GPUs have 64 registers for each of 16 lanes, AMD's 128 and more. NVIDIA's
+ * compiler rather spills than that it gives the lanes of a work-group of one warp more than 96 (make
  * check-vendors). */
 static int registers(const struct subgroup *subgroup)
 {
-    return subgroup->kind == SUBGROUP_INTEL ? 64 : 128;
+    return subgroup->kind == SUBGROUP_INTEL || subgroup->kind == SUBGROUP_NVIDIA ? 64 : 128;
 }
 
 int subgroup_heads(const struct subgroup *subgroup, int group, int dim_v)

@@ -4,6 +4,7 @@
 #define CL_USE_DEPRECATED_OPENCL_1_2_APIS
 #include "fake_opencl.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,6 +43,7 @@ struct _cl_mem {
 struct _cl_program {
     struct object object;
     char *source, *options;
+    bool is_binary;
 };
 struct _cl_kernel {
     struct object object;
@@ -54,6 +56,9 @@ static struct _cl_platform_id platform;
 static struct _cl_device_id device;
 static struct _cl_context context;
 static struct _cl_command_queue queue;
+
+enum { HOPPER = 9, BINARY_BYTES = 64 };
+static cl_program last_binary;
 
 const void *fake_buffer_data(cl_mem buffer)
 {
@@ -339,6 +344,7 @@ cl_program clCreateProgramWithSource(cl_context id, cl_uint count, const char **
     cl_program program = calloc(1, sizeof *program);
     *code = CL_SUCCESS;
     if (!program || !(program->source = strdup(texts[0]))) abort();
+    program->object.count = 1;
     return program;
 }
 
@@ -346,15 +352,22 @@ cl_program clCreateProgramWithBinary(cl_context id, cl_uint count, const cl_devi
                                      const size_t *bytes, const unsigned char **binaries, cl_int *status,
                                      cl_int *code)
 {
-    (void)id, (void)count, (void)devices, (void)bytes, (void)binaries, (void)status;
+    void *of = NULL;
+    (void)id, (void)count, (void)devices, (void)bytes, (void)status;
     *code = CL_INVALID_BINARY;
-    return NULL;
+    if (fake.nvidia_generation < HOPPER ||
+        sscanf((const char *)*binaries, ".target sm_90a, fake %p", &of) != 1 || of != last_binary)
+        return NULL;
+    *code = CL_SUCCESS;
+    last_binary->is_binary = true;
+    return last_binary; /* the same program again, with the count that its binary took */
 }
 
 cl_int clBuildProgram(cl_program program, cl_uint count, const cl_device_id *devices, const char *options,
                       void(CL_CALLBACK *notify)(cl_program, void *), void *user)
 {
     (void)count, (void)devices, (void)notify, (void)user;
+    if (program->is_binary) return CL_SUCCESS; /* it keeps its options */
     free(program->options);
     if (!(program->options = strdup(options ? options : ""))) abort();
     return CL_SUCCESS;
@@ -367,15 +380,31 @@ cl_int clGetProgramBuildInfo(cl_program program, cl_device_id of, cl_program_bui
     ANSWER_TEXT("");
 }
 
-/* There are no binaries, so nothing gets into the program cache. */
+/* There are no binaries, so nothing gets into the program cache; but for Hopper cards, whose programs are built
+ * from their own binaries (lib/opencl_hopper.c). Theirs is PTX that does nothing, and the address of the
+ * program it is of. */
 cl_int clGetProgramInfo(cl_program program, cl_program_info what, size_t room, void *to, size_t *need)
 {
-    (void)program, (void)what, (void)room, (void)to, (void)need;
+    if (fake.nvidia_generation < HOPPER) return CL_INVALID_VALUE;
+    switch (what) {
+    case CL_PROGRAM_NUM_DEVICES:
+        ANSWER(cl_uint, 1);
+    case CL_PROGRAM_DEVICES:
+        ANSWER(cl_device_id, &device);
+    case CL_PROGRAM_BINARY_SIZES:
+        ANSWER(size_t, BINARY_BYTES);
+    case CL_PROGRAM_BINARIES:
+        snprintf(*(char **)to, BINARY_BYTES, ".target sm_90, fake\n%p", (void *)program);
+        last_binary = program;
+        program->object.count++;
+        return CL_SUCCESS;
+    }
     return CL_INVALID_VALUE;
 }
 
 cl_int clReleaseProgram(cl_program program)
 {
+    if (--program->object.count) return CL_SUCCESS;
     free(program->source);
     free(program->options);
     free(program);

@@ -3,6 +3,7 @@
  * here: `NN-kernel.cl` and `NN-kernel.options`, a pair for every kernel and set of options. Called by
  * tests/vendors.sh:
  *
+ *   vendor_kernels --hopper FILE    the PTX of a file as Hopper cards get it: lib/opencl_hopper.c
  *   vendor_kernels FOLDER VENDOR KIND LANES MATRIX [OPTIONS]
  *       VENDOR: its PCI number, 0 any; KIND and LANES: SG_KIND and SG of cl/subgroup.cl; MATRIX: the form of
  * the matrix tier (cl/mma_portable.cl), with build options of its own
@@ -13,13 +14,14 @@
 
 #include "fake_opencl.h"
 #include "lib/kernel_sources.h"
+#include "lib/opencl_nvidia.h"
 #include "lib/opencl_subgroup.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { PROGRAMS_MAX = 256 };
+enum { PROGRAMS_MAX = 512 };
 
 static const char *folder;
 static char *seen[PROGRAMS_MAX]; /* kernel, a newline, options */
@@ -379,6 +381,86 @@ static void matrix_kernels(clattn_context *context, const char *form, const char
     }
 }
 
+/* What its paths take and the shapes of all tiers lack: selection with leaves of 64, blocks of 128. */
+static void nvidia_shapes(clattn_context *context)
+{
+    static const struct shape shapes[] = {
+        {"one head, 64", CLATTN_FLOAT16, 512, 8192, 8, 8, 64, 64},
+        {"group of 4, 128", CLATTN_FLOAT16, 512, 8192, 32, 8, 128, 128},
+        {"group of 16, 128", CLATTN_BFLOAT16, 512, 8192, 16, 1, 128, 128},
+        {"group of 5, 96", CLATTN_BFLOAT16, 512, 8192, 5, 1, 96, 96},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        struct problem_tensors t;
+        clattn_select_desc select = CLATTN_SELECT_DESC_INIT;
+        clattn_blocks_desc desc = CLATTN_BLOCKS_DESC_INIT;
+        clattn_blocks *blocks = NULL;
+        const int32_t indices[64] = {0};
+        tensors_make(context, &shapes[i], &t);
+        expect(context, shapes[i].name, clattn_select(context, NULL, &select, &t.q, &t.k, NULL, &blocks, NULL));
+        attend(context, &shapes[i], NULL, blocks);
+        clattn_blocks_release(context, blocks);
+        desc.block = 128;
+        desc.q_block = 64;
+        desc.rows = 8;
+        desc.heads = shapes[i].kv_heads;
+        desc.topk = 1;
+        expect(context, shapes[i].name, clattn_blocks_create(context, &desc, indices, &blocks));
+        attend(context, &shapes[i], NULL, blocks);
+        clattn_blocks_release(context, blocks);
+        tensors_release(context, &t);
+    }
+}
+
+/* The matrix tier of NVIDIA cards. Nothing is computed here, so that no path passes its self-test; but for that
+ * each is built for each shape. In a second round all are said to have passed. */
+static void nvidia_kernels(void)
+{
+    clattn_context *context = NULL;
+    clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
+    cl_kernel kernel = NULL;
+    desc.backend = CLATTN_BACKEND_OPENCL;
+    fake.nvidia_generation = 9;
+    if (clattn_context_create(&desc, &context)) exit(1); /* with the canary of mma.sync */
+    expect(context, "canary",
+           opencl_kernel(context, NVIDIA_HOPPER_FILES "canary_wgmma.cl", "canary_wgmma", "-DDIM=64 -DDIM_V=64",
+                         &kernel));
+    if (kernel) clReleaseKernel(kernel);
+    struct nvidia *nvidia = calloc(1, sizeof *nvidia);
+    if (!nvidia) exit(1);
+    pthread_mutex_init(&nvidia->lock, NULL);
+    nvidia->tier = NVIDIA_HOPPER;
+    opencl_of(context)->nvidia = nvidia; /* the context releases it */
+    for (int round = 0; round < 2; round++) {
+        attend_all(context);
+        select_all(context);
+        nvidia_shapes(context);
+        decode_all(context);
+        for (struct nvidia_verdict *verdict = nvidia->verdicts; verdict; verdict = verdict->next) {
+            verdict->works = true;
+            /* Chosen for lists that are much alike. */
+            if (round == 0 && verdict->path == NVIDIA_INVERTED_HOPPER)
+                nvidia_selftest(context, NVIDIA_UNION, &verdict->shape);
+        }
+    }
+    clattn_context_release(context);
+    fake.nvidia_generation = 0;
+}
+
+static int hopper_text(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    long bytes = file && !fseek(file, 0, SEEK_END) ? ftell(file) : -1;
+    char *text = bytes >= 0 ? calloc((size_t)bytes + 1, 1) : NULL;
+    if (!text || fseek(file, 0, SEEK_SET) || fread(text, 1, (size_t)bytes, file) != (size_t)bytes) return 1;
+    fclose(file);
+    char *changed = opencl_hopper_text(text);
+    if (changed) fputs(changed, stdout);
+    free(text);
+    free(changed);
+    return !changed;
+}
+
 /* ---- all kernels ---- */
 
 /* Element masks come from neighborhoods alone. */
@@ -420,13 +502,15 @@ static void small_kernels(clattn_context *context)
     }
 }
 
-/* `__kernel ... name(` of every source, attributes between them or not. */
+/* `__kernel ... name(` of every source, attributes between them or not. On other cards than NVIDIA's not those
+ * of their matrix tier, which stand on a line of their own. */
 static void check_complete(void)
 {
     for (unsigned i = 0; i < kernel_source_count; i++)
         for (const char *at = kernel_sources[i].text; (at = strstr(at, "__kernel"));) {
             at += strlen("__kernel");
-            for (const char *open; *at == ' ' && (open = strchr(at, '(')); at++) {
+            const bool all = fake.vendor_id == NVIDIA_VENDOR;
+            for (const char *open; (*at == ' ' || (all && *at == '\n')) && (open = strchr(at, '(')); at++) {
                 const char *name = open;
                 while (name > at && (name[-1] == '_' || (name[-1] >= '0' && name[-1] <= '9') ||
                                      (name[-1] >= 'a' && name[-1] <= 'z')))
@@ -452,6 +536,7 @@ int main(int count, char **arguments)
 {
     clattn_context *context = NULL;
     clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
+    if (count == 3 && strcmp(arguments[1], "--hopper") == 0) return hopper_text(arguments[2]);
     if (count < 6) return 2;
     folder = arguments[1];
     fake.vendor_id = (cl_uint)strtoul(arguments[2], NULL, 0);
@@ -471,6 +556,7 @@ int main(int count, char **arguments)
     masked_kernel(context);
     subgroup_kernels(context, atoi(arguments[3]), atoi(arguments[4]));
     matrix_kernels(context, arguments[5], count > 6 ? arguments[6] : "");
+    if (fake.vendor_id == NVIDIA_VENDOR) nvidia_kernels();
     check_complete();
     clattn_context_release(context);
     for (int i = 0; i < seen_count; i++) {

@@ -3,7 +3,8 @@
 # Compiles the programs that the library builds on GPUs with the offline compilers of vendors, for devices that are not
 # here, and prints registers, local memory and spills of each kernel. Called by `make check-vendors` in the build folder.
 #
-#   TARGETS   of gfx90a gfx942 gfx1100 (AMD: clang and libclc), sm_90 (NVIDIA: clang, libclc and ptxas), dg2 (Intel: ocloc),
+#   TARGETS   of gfx90a gfx942 gfx1100 (AMD: clang and libclc), sm_90 (NVIDIA: clang, libclc and ptxas, with the matrix tier
+#             up to wgmma, which is for sm_90a), dg2 (Intel: ocloc),
 #             spirv (clang, llvm-spirv and spirv-val); by default all
 #   KERNELS   a pattern of program names, "*select*"; by default all
 #   CLATTN_NO_INSTALL=1  downloads nothing; otherwise Debian packages that are missing are unpacked into the build folder
@@ -138,11 +139,26 @@ amd() {
 
 # ---- NVIDIA
 nvidia_compile() {
-    "$clang" -x cl $options $inline -target nvptx64-nvidia-nvcl -O3 -Wno-linker-warnings -Xclang -mlink-builtin-bitcode \
-        -Xclang "$clc/nvptx64--nvidiacl.bc" -S "$2" -o "$work/objects/$1.ptx" &&
-        "$ptxas" -v -arch="$target" "$work/objects/$1.ptx" -o "$work/objects/$1.cubin"
+    ptx=$work/objects/$1 architecture=$target
+    # wgmma belongs to sm_90a, as does static local memory above 48 KiB, which NVIDIA's OpenCL has on all cards.
+    case $target in sm_90) architecture=sm_90a ;; esac
+    "$clang" -x cl $options $inline -target nvptx64-nvidia-nvcl -O3 -Wno-linker-warnings -Xclang -target-cpu -Xclang "$target" \
+        -Xclang -target-feature -Xclang +ptx80 -Xclang -mlink-builtin-bitcode -Xclang "$clc/nvptx64--nvidiacl.bc" \
+        -S -emit-llvm "$2" -o "$ptx.ll" &&
+        "$clang" -x ir -target nvptx64-nvidia-nvcl -O3 -Xclang -target-cpu -Xclang "$target" -Xclang -target-feature \
+            -Xclang +ptx80 -S "$ptx.ll" -o "$ptx.raw" &&
+        ${AWK:-awk} -f "$srcdir/tests/reqntid.awk" "$ptx.ll" "$ptx.raw" > "$ptx.ptx" || return
+    # In the text of a program from OpenCL C wgmma is a comment: lib/opencl_hopper.c.
+    if grep -q '//sm_90a ' "$2"; then
+        mv "$ptx.ptx" "$ptx.plain" && tests/vendor_kernels --hopper "$ptx.plain" > "$ptx.ptx" || return
+    fi
+    "$ptxas" -v -arch="$architecture" "$ptx.ptx" -o "$ptx.cubin"
 }
 nvidia_read() {
+    case $name in
+    *canary_wgmma) grep -q '^[^/]*wgmma.mma_async' "$ptx.ptx" || echo "FAIL  $1: no wgmma in it" ;;
+    *canary_mma) grep -q '^[^/]*mma.sync' "$ptx.ptx" || echo "FAIL  $1: no mma.sync in it" ;;
+    esac
     awk -v who="$1" '
         /Compiling entry function/ {split($0, part, "\047"); name = part[2]}
         /bytes stack frame/ {stack = $1; stores = $5; loads = $9}
