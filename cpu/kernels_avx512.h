@@ -19,5 +19,6 @@ backward_key_function backward_key_avx512;
 size_t backward_key_scratch_avx512(const struct backward_job *job);
 void exp_avx512(const float *x, float *result, int64_t count); /* count: whole vectors; for tests */
 void exp_below_avx512(const float *x, float *result, int64_t count);
+void exp2_below_avx512(const float *x, float *result, int64_t count);
 
 #endif

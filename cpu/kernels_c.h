@@ -19,5 +19,6 @@ backward_key_function backward_key_c;
 size_t backward_key_scratch_c(const struct backward_job *job);
 void exp_c(const float *x, float *result, int64_t count); /* count: whole vectors; for tests */
 void exp_below_c(const float *x, float *result, int64_t count);
+void exp2_below_c(const float *x, float *result, int64_t count);
 
 #endif

@@ -21,3 +21,9 @@ void select_rows_avx512(const struct select_job *job, int64_t sequence, int32_t 
 {
     select_rows_simd(job, sequence, kv_head, i, rows, scratch, lists);
 }
+
+void exp2_below_avx512(const float *x, float *result, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += WIDTH)
+        vec_store(result + i, vec_exp2_below(vec_load(x + i)));
+}

@@ -22,10 +22,10 @@ static void pairs_add_scores(struct walk *walk, int64_t first, int64_t count, in
     clattn_selector selector = walk->job->select->selector;
     int64_t full = count;
     if (2 * walk->scored[first + count - 1] + 1 == children) full--;
-    for (int64_t n = 0; n < full; n++)
-        walk->score[first + n] += selector == CLATTN_SELECT_PISA2
-                                      ? vector_score(selector, z + 2 * n * WIDTH, 2, heads)
-                                      : pair_score(z + 2 * n * WIDTH, heads);
+    for (int64_t n = 0; n < full && selector == CLATTN_SELECT_PISA2; n++)
+        walk->score[first + n] += vector_score(selector, z + 2 * n * WIDTH, 2, heads);
+    for (int64_t n = 0; n < full && selector != CLATTN_SELECT_PISA2; n += DOUBLES)
+        pairs_add(z + 2 * n * WIDTH, MIN(DOUBLES, full - n), heads, walk->score + first + n);
     if (full < count) walk->score[first + full] += vector_score(selector, z + 2 * full * WIDTH, 1, heads);
 }
 
@@ -53,18 +53,41 @@ static void score_pairs(const struct batch *batch, struct walk *walk, const stru
     }
 }
 
-static void batch_inner_level(struct batch *batch, int level)
+/* Goes to `level` and brings the means nearer that will be scored there. */
+static void row_enter(const struct batch *batch, struct walk *walk, const struct walk_children *children,
+                      int level)
 {
-    struct walk_children children = walk_children(batch->walk, level);
-    for (int32_t r = 0; r < batch->rows; r++)
-        if (level <= batch->walk[r].top && !walk_enter(&batch->walk[r], level)) batch->walk[r].scored_count = 0;
-    for (int32_t r = 0; r < batch->rows; r++) {
-        struct walk *walk = &batch->walk[r];
-        if (level > walk->top || walk->scored_count == 0) continue;
-        score_pairs(batch, walk, &children);
-        scores_rank_nan(walk);
-        walk_choose(walk, level);
-        walk->scored_count = 0;
+    int64_t pair = 2 * batch->job->problem->dim;
+    if (level > walk->top || !walk_enter(walk, level)) walk->scored_count = 0;
+    for (int64_t n = 0; n < walk->scored_count && level > 1; n++) {
+        const float *means = walk->means + children->base * pair / 2 + walk->scored[n] * pair;
+        for (int64_t d = 0; d < pair; d += LINE / (int64_t)sizeof *means)
+            prefetch_line(means + d);
+    }
+}
+
+/* Takes the rows down to level 1, a few side by side: while one is scored, the means of the others arrive, and
+ * all their queries stay near. */
+static void batch_inner_levels(struct batch *batch, int top)
+{
+    enum { SIDE = 2, LEVELS_MAX = 64 };
+    struct walk_children children[LEVELS_MAX + 1];
+    for (int level = top; level >= 1; level--)
+        children[level] = walk_children(batch->walk, level);
+    for (int32_t first = 0; first < batch->rows; first += SIDE) {
+        int32_t end = MIN(first + SIDE, batch->rows);
+        for (int32_t r = first; r < end; r++)
+            row_enter(batch, &batch->walk[r], &children[top], top);
+        for (int level = top; level > 1; level--)
+            for (int32_t r = first; r < end; r++) {
+                struct walk *walk = &batch->walk[r];
+                if (walk->scored_count) {
+                    score_pairs(batch, walk, &children[level]);
+                    scores_rank_nan(walk);
+                    walk_choose(walk, level);
+                }
+                row_enter(batch, walk, &children[level - 1], level - 1);
+            }
     }
 }
 
@@ -276,8 +299,6 @@ static void score_means(struct batch *batch, const struct walk_children *childre
 static void batch_leaf_level(struct batch *batch)
 {
     struct walk_children children = walk_children(batch->walk, 1);
-    for (int32_t r = 0; r < batch->rows; r++)
-        if (batch->walk[r].top == 0 || !walk_enter(&batch->walk[r], 1)) batch->walk[r].scored_count = 0;
     if (is_flat_mean(batch->job))
         score_means(batch, &children);
     else if (batch->job->select->selector == CLATTN_SELECT_FLAT_LSE)
@@ -309,9 +330,10 @@ static void select_batch(const struct select_job *job, int64_t s, int32_t kv_hea
         batch_query_sums(&batch);
     else
         batch_queries(&batch);
-    for (int level = top; level > 1; level--)
-        batch_inner_level(&batch, level);
-    if (top) batch_leaf_level(&batch);
+    if (top) {
+        batch_inner_levels(&batch, top);
+        batch_leaf_level(&batch);
+    }
     for (int32_t r = 0; r < rows; r++)
         lists->counts[r * lists->count_step] = walk_end(&batch.walk[r], lists->indices + r * lists->index_step);
 }

@@ -9,6 +9,7 @@
  *
  * Included by select_levels_simd.h. */
 
+#include "doubles_simd.h"
 #include "exp_simd.h"
 
 #define LN2 0.69314718055994530942
@@ -23,15 +24,28 @@ static float score_scale(clattn_selector selector, float scale)
     return selector == CLATTN_SELECT_PISA2 ? scale : scale * 1.44269504088896341f;
 }
 
+/* Several sums side by side: a single one would wait for its own additions. */
 static void logarithm_sums(const float *z, int64_t count, vec *most, vec *sum)
 {
-    vec row_max = vec_load(z), row_sum = vec_zero();
-    for (int64_t c = 0; c < count; c++)
-        row_max = vec_max(vec_load(z + c * WIDTH), row_max);
-    for (int64_t c = 0; c < count; c++)
-        row_sum = vec_add(row_sum, vec_exp2_below(vec_sub(vec_load(z + c * WIDTH), row_max)));
+    enum { SIDE = 4 };
+    vec side[SIDE], row_max = vec_load(z);
+    int64_t c = 0;
+    UNROLL for (int n = 0; n < SIDE; n++) side[n] = row_max;
+    for (; c + SIDE <= count; c += SIDE) {
+        UNROLL for (int n = 0; n < SIDE; n++) side[n] = vec_max(vec_load(z + (c + n) * WIDTH), side[n]);
+    }
+    for (; c < count; c++)
+        side[0] = vec_max(vec_load(z + c * WIDTH), side[0]);
+    row_max = vec_max(vec_max(side[0], side[1]), vec_max(side[2], side[3]));
+    UNROLL for (int n = 0; n < SIDE; n++) side[n] = vec_zero();
+    for (c = 0; c + SIDE <= count; c += SIDE) {
+        UNROLL for (int n = 0; n < SIDE; n++) side[n] =
+            vec_add(side[n], vec_exp2_below(vec_sub(vec_load(z + (c + n) * WIDTH), row_max)));
+    }
+    for (; c < count; c++)
+        side[0] = vec_add(side[0], vec_exp2_below(vec_sub(vec_load(z + c * WIDTH), row_max)));
     *most = row_max;
-    *sum = row_sum;
+    *sum = vec_add(vec_add(side[0], side[1]), vec_add(side[2], side[3]));
 }
 
 /* The mean plus half the population variance. */
@@ -139,12 +153,31 @@ static double vector_score(clattn_selector selector, const float *z, int64_t cou
     return selector == CLATTN_SELECT_PISA2 ? total : heads_score(total, product, z, 0, count, 0, heads);
 }
 
-/* Likewise for two children, by logsumexp: 2^(least - most) stands beside a 1. */
-ALWAYS_INLINE double pair_score(const float *z, int64_t heads)
+/* Adds to the scores of at most DOUBLES nodes of two children each, by logsumexp: 2^(least - most) stands
+ * beside a 1. z [2 * count][WIDTH]. */
+static void pairs_add(const float *z, int64_t count, int64_t heads, double *score)
 {
-    vec one = vec_load(z), other = vec_load(z + WIDTH);
-    vec below = vec_min(vec_sub(one, other), vec_sub(other, one)); /* NaN stays: see vec_min */
-    double total, product;
-    vector_join(vec_max(one, other), vec_add(vec_set(1), vec_exp2_below(below)), heads, &total, &product);
-    return heads_score(total, product, z, 0, 2, 0, heads);
+    static const float lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    doubles totals[DOUBLES], products[DOUBLES];
+    double total[DOUBLES], sum[DOUBLES];
+    vec limit = vec_set((float)heads), number = vec_load(lane);
+    for (int64_t n = 0; n < count; n++) {
+        vec one = vec_load(z + 2 * n * WIDTH), other = vec_load(z + (2 * n + 1) * WIDTH);
+        vec below = vec_min(vec_sub(one, other), vec_sub(other, one)); /* NaN stays: see vec_min */
+        vec most = vec_max(one, other), both = vec_add(vec_set(1), vec_exp2_below(below));
+        if (heads < WIDTH) {
+            most = vec_where_less(number, limit, most, vec_zero());
+            both = vec_where_less(number, limit, both, vec_set(1));
+        }
+        totals[n] = doubles_sum(most);
+        products[n] = doubles_product(both);
+    }
+    for (int64_t n = count; n < DOUBLES; n++)
+        totals[n] = products[n] = (doubles){0};
+    doubles all = doubles_join(totals, false), log_sum = doubles_log(doubles_join(products, true));
+    memcpy(total, &all, sizeof total);
+    all = all * LN2 + log_sum;
+    memcpy(sum, &all, sizeof sum);
+    for (int64_t n = 0; n < count; n++)
+        score[n] += isfinite(total[n]) ? sum[n] : careful_heads(z + 2 * n * WIDTH, 0, 2, 0, heads);
 }

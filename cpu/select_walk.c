@@ -22,21 +22,28 @@ static void forced_leaves(struct walk *walk)
     walk->first_end = MIN(MIN(select->forced_first, others), walk->topk - last);
 }
 
-static bool range_has(int64_t first, int64_t end, int level, int64_t node)
+/* The forced nodes of a level: those up to `head`, and from .. to. */
+struct forced {
+    int64_t head, from, to;
+};
+
+static struct forced forced_at(const struct walk *walk, int level)
 {
-    return first < end && node >= first >> (level - 1) && node <= (end - 1) >> (level - 1);
+    bool none = walk->last_first >= walk->last_end;
+    return (struct forced){(walk->first_end - 1) >> (level - 1),
+                           none ? INT64_MAX : walk->last_first >> (level - 1),
+                           (walk->last_end - 1) >> (level - 1)};
 }
 
-static bool is_forced(const struct walk *walk, int level, int64_t node)
+static bool is_forced(const struct forced *forced, int64_t node)
 {
-    return range_has(walk->last_first, walk->last_end, level, node) ||
-           range_has(0, walk->first_end, level, node);
+    return (node <= forced->head) | ((node >= forced->from) & (node <= forced->to));
 }
 
-static bool is_eligible(const struct walk *walk, int level, int64_t node)
+/* Nodes below this one are eligible when they are not forced. */
+static int64_t eligible_end(const struct walk *walk, int level)
 {
-    int64_t span = (int64_t)walk->leaf << (level - 1);
-    return !walk->job->problem->causal || (node + 1) * span <= walk->seen;
+    return walk->job->problem->causal ? walk->seen / ((int64_t)walk->leaf << (level - 1)) : INT64_MAX;
 }
 
 struct walk_children walk_children(const struct walk *walk, int level)
@@ -121,9 +128,13 @@ static bool must_choose(struct walk *walk, int level, enum stage stage)
 {
     walk->stage = stage;
     if (walk->count <= room_at(walk, level, stage)) return false;
+    struct forced forced = forced_at(walk, level);
     walk->scored_count = 0;
-    for (int64_t i = 0; i < walk->count; i++)
-        if (!is_forced(walk, level, walk->node[i])) walk->scored[walk->scored_count++] = walk->node[i];
+    for (int64_t i = 0; i < walk->count;
+         i++) { /* without a branch, which nobody could predict: likewise below */
+        walk->scored[walk->scored_count] = walk->node[i];
+        walk->scored_count += !is_forced(&forced, walk->node[i]);
+    }
     return true;
 }
 
@@ -132,9 +143,12 @@ void walk_choose(struct walk *walk, int level)
 {
     int64_t kept = 0, next = 0;
     mark_best(walk, room_at(walk, level, walk->stage) - (int32_t)(walk->count - walk->scored_count));
+    walk->scored[walk->scored_count] = -1; /* there is room for one more */
+    walk->keep[walk->scored_count] = false;
     for (int64_t i = 0; i < walk->count; i++) {
-        bool is_scored = next < walk->scored_count && walk->scored[next] == walk->node[i];
-        if (!is_scored || walk->keep[next]) walk->node[kept++] = walk->node[i];
+        bool is_scored = walk->scored[next] == walk->node[i];
+        walk->node[kept] = walk->node[i];
+        kept += !is_scored | walk->keep[next];
         next += is_scored;
     }
     walk->count = kept;
@@ -157,10 +171,12 @@ static void descend(struct walk *walk, int64_t nodes)
 
 static void drop_ineligible(struct walk *walk, int level)
 {
-    int64_t allowed = 0;
-    for (int64_t i = 0; i < walk->count; i++)
-        if (is_eligible(walk, level, walk->node[i]) || is_forced(walk, level, walk->node[i]))
-            walk->node[allowed++] = walk->node[i];
+    struct forced forced = forced_at(walk, level);
+    int64_t allowed = 0, end = eligible_end(walk, level);
+    for (int64_t i = 0; i < walk->count; i++) {
+        walk->node[allowed] = walk->node[i];
+        allowed += (walk->node[i] < end) | is_forced(&forced, walk->node[i]);
+    }
     walk->count = allowed;
 }
 
@@ -174,7 +190,7 @@ static int64_t candidates_max(const struct select_job *job)
     int64_t leaves = ceil_div(job->problem->kv_len_max, job->select->leaf);
     int64_t kept = job->select->topk;
     if (job->select->selector == CLATTN_SELECT_ROBUST) kept = MAX(kept, job->select->beam);
-    return MAX(is_flat(job->select->selector) ? leaves : 0, 2 * kept);
+    return MAX(is_flat(job->select->selector) ? leaves : 0, 2 * kept) + 1; /* one for walk_choose */
 }
 
 size_t select_walk_scratch(const struct select_job *job)

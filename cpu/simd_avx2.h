@@ -11,8 +11,11 @@
 /* 6 x 16 floats of sums, 2 vectors and a broadcast fill the 16 registers. */
 enum { WIDTH = 8, DOT_ROWS_1 = 12, DOT_ROWS_2 = 6, PV_ROWS = 6 };
 #define SIMD_PAIRS_6
+#define SIMD_DOUBLES 4
+#define SIMD_SUM_VECTORS 4
 
 typedef __m256 vec;
+typedef __m256d doubles;
 
 static inline vec vec_set(float a)
 {
@@ -97,6 +100,16 @@ static inline vec vec_scale_near(vec a, vec n)
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), shift));
 }
 
+static inline vec vec_fraction(vec a)
+{
+    return _mm256_sub_ps(a, _mm256_floor_ps(a));
+}
+
+static inline vec vec_scale_floor(vec a, vec n)
+{
+    return vec_scale_near(a, _mm256_floor_ps(n));
+}
+
 static inline vec vec_load_bfloat16(const uint16_t *p)
 {
     __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
@@ -131,14 +144,6 @@ static inline void vec_store_float16(uint16_t *p, vec a)
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-static inline void vec_add_to_double(double *sum, vec a)
-{
-    __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(a)),
-            high = _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1));
-    _mm256_storeu_pd(sum, _mm256_add_pd(_mm256_loadu_pd(sum), low));
-    _mm256_storeu_pd(sum + 4, _mm256_add_pd(_mm256_loadu_pd(sum + 4), high));
-}
-
 static inline double vec_total(vec a)
 {
     __m256d four =
@@ -153,6 +158,17 @@ static inline double vec_product(vec a)
         _mm256_mul_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(a)), _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1)));
     __m128d two = _mm_mul_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
     return _mm_cvtsd_f64(_mm_mul_sd(two, _mm_unpackhi_pd(two, two)));
+}
+
+static inline doubles doubles_load(const float *p)
+{
+    return _mm256_cvtps_pd(_mm_loadu_ps(p));
+}
+
+static inline void doubles_halves(vec a, doubles *low, doubles *high)
+{
+    *low = _mm256_cvtps_pd(_mm256_castps256_ps128(a));
+    *high = _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1));
 }
 
 /* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them.

@@ -13,8 +13,11 @@ enum { WIDTH = 16, DOT_ROWS_1 = 16, DOT_ROWS_2 = 12, PV_ROWS = 8 };
 #define SIMD_PV_ROWS_8
 #define SIMD_PAIRS_6
 #define SIMD_PAIRS_8
+#define SIMD_DOUBLES 8
+#define SIMD_SUM_VECTORS 8
 
 typedef __m512 vec;
+typedef __m512d doubles;
 
 static inline vec vec_set(float a)
 {
@@ -91,6 +94,16 @@ static inline vec vec_scale_near(vec a, vec n)
     return _mm512_scalef_ps(a, n);
 }
 
+static inline vec vec_fraction(vec a)
+{
+    return _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+
+static inline vec vec_scale_floor(vec a, vec n)
+{
+    return _mm512_scalef_ps(a, n); /* which takes the integer below n itself */
+}
+
 static inline vec vec_load_bfloat16(const uint16_t *p)
 {
     __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
@@ -123,13 +136,6 @@ static inline void vec_store_float16(uint16_t *p, vec a)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-static inline void vec_add_to_double(double *sum, vec a)
-{
-    __m256 low = _mm512_castps512_ps256(a), high = _mm512_extractf32x8_ps(a, 1);
-    _mm512_storeu_pd(sum, _mm512_add_pd(_mm512_loadu_pd(sum), _mm512_cvtps_pd(low)));
-    _mm512_storeu_pd(sum + 8, _mm512_add_pd(_mm512_loadu_pd(sum + 8), _mm512_cvtps_pd(high)));
-}
-
 static inline double vec_total(vec a)
 {
     return _mm512_reduce_add_pd(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(a)),
@@ -140,6 +146,17 @@ static inline double vec_product(vec a)
 {
     return _mm512_reduce_mul_pd(_mm512_mul_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(a)),
                                               _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1))));
+}
+
+static inline doubles doubles_load(const float *p)
+{
+    return _mm512_cvtps_pd(_mm256_loadu_ps(p));
+}
+
+static inline void doubles_halves(vec a, doubles *low, doubles *high)
+{
+    *low = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+    *high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
 }
 
 /* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them.

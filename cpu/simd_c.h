@@ -16,12 +16,15 @@ enum {
     DOT_ROWS_2 = 6,
     PV_ROWS = 6 /* query rows that weighted_sum_tile takes at once */
 };
+#define SIMD_DOUBLES 2
+#define SIMD_SUM_VECTORS 4
 
 typedef float vec __attribute__((vector_size(16)));
 typedef int32_t vec_int __attribute__((vector_size(16)));
 typedef uint32_t vec_bits __attribute__((vector_size(16)));
 typedef uint16_t vec_half __attribute__((vector_size(8)));
 typedef double vec_double __attribute__((vector_size(32)));
+typedef double doubles __attribute__((vector_size(16)));
 
 static inline vec vec_set(float a)
 {
@@ -97,6 +100,13 @@ static inline vec vec_round(vec a)
     return (a + magic) - magic;
 }
 
+/* What a lies above the next integer below it, and a * 2^n for that integer n, |n| < 127; likewise when a
+ * little more is left to both. */
+static inline vec vec_fraction(vec a)
+{
+    return a - vec_round(a - 0.5f);
+}
+
 /* a * 2^n for whole n in -252 .. 254, rounded once: two factors, since 2^n itself may not be a normal number.
  */
 static inline vec vec_scale_exponent(vec a, vec n)
@@ -109,6 +119,11 @@ static inline vec vec_scale_exponent(vec a, vec n)
 static inline vec vec_scale_near(vec a, vec n)
 {
     return (vec)((vec_int)a + (__builtin_convertvector(n, vec_int) << 23));
+}
+
+static inline vec vec_scale_floor(vec a, vec n)
+{
+    return vec_scale_near(a, vec_round(n - 0.5f));
 }
 
 static inline vec vec_load_bfloat16(const uint16_t *p)
@@ -146,13 +161,6 @@ static inline void vec_store_float16(uint16_t *p, vec a)
         p[i] = float16_of_float(a[i]);
 }
 
-/* sum [WIDTH] += a in double. */
-static inline void vec_add_to_double(double *sum, vec a)
-{
-    for (int i = 0; i < WIDTH; i++)
-        sum[i] += (double)a[i];
-}
-
 /* Sum and product of all lanes, in double. */
 static inline double vec_total(vec a)
 {
@@ -162,6 +170,18 @@ static inline double vec_total(vec a)
 static inline double vec_product(vec a)
 {
     return ((double)a[0] * (double)a[1]) * ((double)a[2] * (double)a[3]);
+}
+
+/* Half a vector of floats as doubles; and both halves. */
+static inline doubles doubles_load(const float *p)
+{
+    return (doubles){(double)p[0], (double)p[1]};
+}
+
+static inline void doubles_halves(vec a, doubles *low, doubles *high)
+{
+    *low = (doubles){(double)a[0], (double)a[1]};
+    *high = (doubles){(double)a[2], (double)a[3]};
 }
 
 /* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them.

@@ -378,6 +378,31 @@ static void check_exp_below(const char *variant, void (*function)(const float *,
         assert_true(isnan(result[i]));
 }
 
+/* Terms of a sum beside a 1: every 61st float from -0 down, 2^-125 below -125. */
+static void check_exp2_below(const char *variant, void (*function)(const float *, float *, int64_t))
+{
+    enum { BATCH = 64 };
+    float x[BATCH], result[BATCH];
+    double worst = 0;
+    for (int64_t at = 0; at <= 0x7f800000; at += BATCH * 61) {
+        for (int64_t i = 0; i < BATCH; i++)
+            x[i] = float_of_bits(0x80000000u | (uint32_t)MIN(at + i * 61, 0x7f800000));
+        function(x, result, BATCH);
+        for (int i = 0; i < BATCH; i++) {
+            double off = fabs((double)result[i] * exp2(-fmax((double)x[i], -125)) - 1);
+            if (!(off <= 2e-7))
+                fail_msg("2^x, %s: 2^%.9g is %.9g", variant, (double)x[i], (double)result[i]);
+            worst = fmax(worst, off);
+        }
+    }
+    printf("2^x %s: within %.3g\n", variant, worst);
+    for (int i = 0; i < BATCH; i++)
+        x[i] = i % 2 ? NAN : -NAN;
+    function(x, result, BATCH);
+    for (int i = 0; i < BATCH; i++)
+        assert_true(isnan(result[i]));
+}
+
 static void test_exp(void **state)
 {
     (void)state;
@@ -385,17 +410,20 @@ static void test_exp(void **state)
         if (strcmp(variants[n].name, "c") == 0) {
             check_exp("c", exp_c);
             check_exp_below("c", exp_below_c);
+            check_exp2_below("c", exp2_below_c);
         }
 #ifdef HAVE_CPU_AVX2
         if (strcmp(variants[n].name, "avx2") == 0) {
             check_exp("avx2", exp_avx2);
             check_exp_below("avx2", exp_below_avx2);
+            check_exp2_below("avx2", exp2_below_avx2);
         }
 #endif
 #ifdef HAVE_CPU_AVX512
         if (strcmp(variants[n].name, "avx512") == 0) {
             check_exp("avx512", exp_avx512);
             check_exp_below("avx512", exp_below_avx512);
+            check_exp2_below("avx512", exp2_below_avx512);
         }
 #endif
     }
