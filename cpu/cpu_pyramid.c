@@ -5,6 +5,8 @@
 
 #include "cpu.h"
 
+enum { NODES_SHARED = 256 }; /* of a level: fewer are joined sooner than threads begin */
+
 /* Builds the levels of one sequence and key head. means [nodes][dim]. */
 static void build_head(const struct cpu_kernels *kernels, const struct pyramid_job *job, int64_t s,
                        int32_t kv_head, int threads)
@@ -26,6 +28,7 @@ static void build_head(const struct cpu_kernels *kernels, const struct pyramid_j
     int64_t below = 0, children = leaves; /* first node and number of nodes of the level below */
     while (children > 1) {
         int64_t nodes = ceil_div(children, 2), first = below + children;
+#pragma omp parallel for schedule(static) num_threads(threads) if (nodes >= NODES_SHARED)
         for (int64_t i = 0; i < nodes; i++) {
             const float *left = means + (below + 2 * i) * dim;
             kernels->pyramid_join(left, 2 * i + 1 < children ? left + dim : NULL, dim,

@@ -3,20 +3,44 @@
  * bits, and still faster than the keys come from memory. Included by pyramid_<variant>.c after a vector layer.
  */
 
-#include "rows_simd.h"
+#include "doubles_simd.h"
 
-enum { SUM_VECTORS = 4 }; /* of keys that one pass over the leaf adds up */
+enum {
+    SUM_VECTORS =
+        SIMD_SUM_VECTORS, /* of keys that one pass over the leaf adds up: their sums fill the registers */
+    SUM_AHEAD = 4096      /* bytes ahead that are asked for: the leaves follow each other */
+};
 
 ALWAYS_INLINE void leaf_columns(const void *keys, clattn_dtype dtype, int64_t len_stride, int64_t count,
                                 int32_t d, float *mean, const int vectors)
 {
-    double sum[SUM_VECTORS * WIDTH] = {0};
+    doubles low[SUM_VECTORS], high[SUM_VECTORS], a, b;
+    UNROLL for (int n = 0; n < vectors; n++) low[n] = high[n] = (doubles){0};
     for (int64_t j = 0; j < count; j++) {
+        uintptr_t ahead =
+            (uintptr_t)keys + (uintptr_t)((j * len_stride + d) * element_bytes(dtype)) + SUM_AHEAD;
         UNROLL for (int n = 0; n < vectors; n++)
-            vec_add_to_double(sum + n * WIDTH, vec_load_as(keys, dtype, j * len_stride + d + n * WIDTH));
+        {
+            if (n * WIDTH * (dtype == CLATTN_FLOAT32 ? 4 : 2) % LINE == 0)
+                prefetch_line((const void *)(ahead + (uintptr_t)(n * WIDTH * element_bytes(dtype))));
+            int64_t at = j * len_stride + d + n * WIDTH;
+            if (dtype == CLATTN_FLOAT32) {
+                a = doubles_load((const float *)keys + at);
+                b = doubles_load((const float *)keys + at + DOUBLES);
+            } else {
+                doubles_halves(vec_load_as(keys, dtype, at), &a, &b);
+            }
+            low[n] += a;
+            high[n] += b;
+        }
     }
-    for (int i = 0; i < vectors * WIDTH; i++)
-        mean[d + i] = (float)(sum[i] / (double)count);
+    doubles divisor = (doubles){0} + (double)count;
+    UNROLL for (int n = 0; n < vectors; n++)
+    {
+        half_vec half[2] = {__builtin_convertvector(low[n] / divisor, half_vec),
+                            __builtin_convertvector(high[n] / divisor, half_vec)};
+        memcpy(mean + d + n * WIDTH, half, sizeof half);
+    }
 }
 
 ALWAYS_INLINE void leaf_of(const void *keys, clattn_dtype dtype, int64_t len_stride, int64_t count, int32_t dim,

@@ -18,12 +18,12 @@ table() {
     cat <<'TABLE'
 avx2 forward clattn_attention_forward 9172
 avx2 backward clattn_attention_backward 41161
-avx2 select clattn_select 3837
-avx2 pyramid clattn_pyramid_build 102
+avx2 select clattn_select 3807
+avx2 pyramid clattn_pyramid_build 86
 c forward clattn_attention_forward 34268
 c backward clattn_attention_backward 129030
 c select clattn_select 16291
-c pyramid clattn_pyramid_build 214
+c pyramid clattn_pyramid_build 204
 TABLE
 }
 
