@@ -3,7 +3,7 @@
 
 #include "config.h"
 
-#include "cpu_tiles.h"
+#include "cpu_forward_split.h"
 
 #include <stdlib.h>
 
@@ -15,6 +15,7 @@ clattn_status cpu_forward(clattn_context *context, const struct forward_job *job
     int threads = cpu_threads(context), failed = 0;
     size_t bytes = kernels->forward_scratch(job, tiling.rows, tiling.heads);
     (void)threads;
+    if (cpu_forward_splits(kernels, job, &tiling)) return cpu_forward_split(context, job, &tiling);
 
 #pragma omp parallel num_threads(threads)
     {

@@ -30,7 +30,12 @@ static const struct shape shapes[] = {
     {1, 61, 200, 1, 2, 32, 64, 16, 6, 2, PER_TOKEN, true}, /* two tokens a list, several lists a tile */
     {1, 131, 300, 2, 3, 120, 48, 128, 3, 64, SAME_FOR_ALL, true},
     {1, 60, 300, 1, 40, 16, 16, 32, 4, 16, PER_TOKEN, true},
+    /* SPLIT and on: few rows and many keys, which are cut into parts */
+    {2, 1, 9001, 2, 3, 40, 33, 64, 1, 1, DENSE, true},
+    {1, 3, 12289, 1, 2, 16, 16, 64, 1, 1, DENSE, false},
 };
+
+enum { SHAPES = sizeof shapes / sizeof *shapes, SPLIT = SHAPES - 2 };
 
 struct inputs {
     const struct shape *shape;
@@ -249,11 +254,21 @@ static void test_forward(void **state)
     static const int sets[] = {CAP, WINDOW, SINK, BIAS, INT8, STARTS, ALL, ALL | STARTS, ALL | INT8 | STARTS,
                                0};
     int turn = 0;
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+    for (size_t i = 0; i < SPLIT; i++)
         for (size_t n = 0; n < sizeof sets / sizeof *sets; n++, turn++) {
             if (shapes[i].lists == DENSE && sets[n] & STARTS) continue;
             check_forward(&shapes[i], sets[n], dtypes[turn % 3], turn / 3 % 3);
         }
+}
+
+static void test_split(void **state)
+{
+    (void)state;
+    static const clattn_dtype dtypes[] = {CLATTN_FLOAT32, CLATTN_FLOAT16, CLATTN_BFLOAT16};
+    static const int sets[] = {0, CAP, INT8, CAP | INT8, WINDOW, SINK};
+    for (int i = SPLIT; i < SHAPES; i++)
+        for (int n = 0; n < (int)(sizeof sets / sizeof *sets); n++)
+            check_forward(&shapes[i], sets[n], dtypes[n % 3], (n + i) % 3);
 }
 
 /* A row whose logits are all -infinity has the sink's lse; a row without keys stays empty. */
@@ -433,7 +448,7 @@ static void test_backward(void **state)
     static const clattn_dtype dtypes[] = {CLATTN_FLOAT32, CLATTN_FLOAT16, CLATTN_BFLOAT16};
     static const int sets[] = {0, CAP, WINDOW, SINK, BIAS, STARTS, ALL, ALL | STARTS};
     int turn = 0;
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+    for (size_t i = 0; i < SPLIT; i++)
         for (size_t n = 0; n < sizeof sets / sizeof *sets; n++, turn++)
             if (shapes[i].lists != DENSE || !(sets[n] & STARTS))
                 check_backward(&shapes[i], sets[n], dtypes[turn % 3], turn % 2, 0);
@@ -442,7 +457,7 @@ static void test_backward(void **state)
 static void test_compensation(void **state)
 {
     (void)state;
-    for (size_t i = 2; i < sizeof shapes / sizeof *shapes; i++) {
+    for (size_t i = 2; i < SPLIT; i++) {
         check_backward(&shapes[i], 0, CLATTN_FLOAT32, 0, 0.3f);
         check_backward(&shapes[i], ALL, CLATTN_FLOAT32, 1, 0.3f);
     }
@@ -453,11 +468,12 @@ static void test_compensation(void **state)
 static void test_threads(void **state)
 {
     (void)state;
-    static const int chosen[] = {0, 3, 6, 7};
+    static const int chosen[] = {0, 3, 6, 7, SPLIT};
     for (size_t c = 0; c < sizeof chosen / sizeof *chosen; c++) {
         struct inputs in;
         int options = chosen[c] == 0 || chosen[c] == 7 ? ALL : ALL | STARTS;
-        float compensation = options & STARTS ? 0 : 0.3f;
+        if (chosen[c] == SPLIT) options = CAP;
+        float compensation = options & STARTS || chosen[c] == SPLIT ? 0 : 0.3f;
         inputs_make(&shapes[chosen[c]], options, CLATTN_FLOAT32, 0, &in);
         for (int n = 0; n < variant_count; n++) {
             struct outputs first = forward(variants[n].context, &in, &in.v);
@@ -496,6 +512,7 @@ int main(void)
         cmocka_unit_test(test_forward),       cmocka_unit_test(test_sink_alone),
         cmocka_unit_test(test_unseen_values), cmocka_unit_test(test_backward),
         cmocka_unit_test(test_compensation),  cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_split),
     };
     random_seed();
     contexts_open();
