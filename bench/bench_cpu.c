@@ -8,35 +8,30 @@
  * runs counts. FLOPs are those of the listed (visible) keys only. Inputs lie in huge pages where the system
  * gives them. */
 
-#include "clattn.h"
+#include "bench_cpu.h"
 #include "fma.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 
-typedef float vec4 __attribute__((vector_size(16)));
+clattn_context *context, *reference;
+double peak, bandwidth;
+int threads = 1;
+const char *part = "";
+static clattn_device_info info = {.size = sizeof info};
 
-enum { DIM = 128, HEADS = 16, BLOCK = 64, TOPK = 8, REPEATS = 5, LONG = 65536 };
-
-static clattn_context *context, *reference;
-static double peak; /* FLOP/s of one core */
-static int threads = 1;
-static const char *part = ""; /* of the names to run */
-
-/* With one thread the processor time, which other programs on the machine disturb less. */
-static double now(void)
+double now(void)
 {
     struct timespec t;
     clock_gettime(threads == 1 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void check(clattn_status status, const char *what)
+void check(clattn_status status, const char *what)
 {
     char text[512];
     if (!status) return;
@@ -58,11 +53,30 @@ static void measure_peak(const char *variant)
     }
 }
 
+double read_seconds(const void *data, int64_t bytes)
+{
+    enum { PIECE = 1 << 18 }; /* floats */
+    int64_t count = bytes / 4, pieces = (count + PIECE - 1) / PIECE;
+    double best = 1e9;
+    volatile float keep = 0;
+    for (int r = 0; r < REPEATS; r++) {
+        float total = 0;
+        double start = now();
+#pragma omp parallel for num_threads(threads) reduction(+ : total)
+        for (int64_t n = 0; n < pieces; n++)
+            total += read_run(info.variant, (const float *)data + n * PIECE,
+                              count - n * PIECE < PIECE ? count - n * PIECE : PIECE);
+        if (now() - start < best) best = now() - start;
+        keep = keep + total;
+    }
+    return best;
+}
+
 /* ---- inputs ---- */
 
 static uint64_t random_state = 1;
 
-static uint64_t random_bits(void)
+uint64_t random_bits(void)
 {
     random_state = random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
     return random_state >> 33;
@@ -73,7 +87,7 @@ static size_t element_bytes(clattn_dtype dtype)
     return dtype == CLATTN_FLOAT32 ? 4 : 2;
 }
 
-static clattn_tensor tensor(clattn_dtype dtype, int64_t len, int64_t heads, int64_t dim, bool fill)
+clattn_tensor tensor(clattn_dtype dtype, int64_t len, int64_t heads, int64_t dim, bool fill)
 {
     size_t count = (size_t)(len * heads * dim), page = (size_t)2 << 20;
     size_t bytes = (count * element_bytes(dtype) + page - 1) / page * page;
@@ -96,8 +110,7 @@ static clattn_tensor tensor(clattn_dtype dtype, int64_t len, int64_t heads, int6
     return clattn_tensor_bthd(data, dtype, 1, len, heads, dim);
 }
 
-/* The last `rows` rows of a tensor: they stand at the same positions. */
-static clattn_tensor tail(const clattn_tensor *t, int64_t rows)
+clattn_tensor tail(const clattn_tensor *t, int64_t rows)
 {
     clattn_tensor view = *t;
     view.offset += (t->len - rows) * t->len_stride;
@@ -185,96 +198,9 @@ static void bench_forward(const struct job *job)
     free(indices);
 }
 
-/* ---- selection and pyramid ---- */
-
-static void bench_select(const char *name, clattn_selector selector, int dim, int64_t kv_len)
-{
-    if (!strstr(name, part)) return;
-    int64_t queries = 256;
-    clattn_tensor q = tensor(CLATTN_FLOAT32, queries, HEADS, dim, true),
-                  k = tensor(CLATTN_FLOAT32, kv_len, 1, dim, true);
-    clattn_select_desc select = CLATTN_SELECT_DESC_INIT;
-    clattn_pyramid *pyramid = NULL;
-    clattn_blocks *blocks = NULL;
-    double seconds = 1e9;
-    select.selector = selector;
-    check(clattn_pyramid_build(context, NULL, BLOCK, &k, &pyramid, NULL), "pyramid");
-    for (int r = 0; r < REPEATS; r++) {
-        double start = now();
-        check(clattn_select(context, NULL, &select, &q, &k, pyramid, &blocks, NULL), "select");
-        if (now() - start < seconds) seconds = now() - start;
-    }
-    printf("%-34s %7.2f us a query\n", name, seconds * 1e6 / (double)queries);
-    clattn_blocks_release(context, blocks);
-    clattn_pyramid_release(context, pyramid);
-    free(q.data);
-    free(k.data);
-}
-
-/* Robust selection against flat exact scoring of the same queries, in turns: others disturb both alike. */
-static void bench_robust(const char *name, int32_t beam, int dim, int64_t kv_len)
-{
-    if (!strstr(name, part)) return;
-    int64_t queries = 64;
-    clattn_tensor q = tensor(CLATTN_FLOAT32, queries, HEADS, dim, true),
-                  k = tensor(CLATTN_FLOAT32, kv_len, 1, dim, true);
-    clattn_select_desc select[2] = {CLATTN_SELECT_DESC_INIT, CLATTN_SELECT_DESC_INIT};
-    clattn_pyramid *pyramid = NULL;
-    clattn_blocks *blocks[2] = {NULL, NULL};
-    double seconds[2] = {1e9, 1e9};
-    select[0].selector = CLATTN_SELECT_ROBUST;
-    select[0].beam = beam;
-    select[1].selector = CLATTN_SELECT_FLAT_LSE;
-    check(clattn_pyramid_build_for(context, NULL, &select[0], &k, &pyramid, NULL), "pyramid");
-    for (int r = 0; r < REPEATS; r++)
-        for (int n = 0; n < 2; n++) {
-            double start = now();
-            check(clattn_select(context, NULL, &select[n], &q, &k, n ? NULL : pyramid, &blocks[n], NULL),
-                  "select");
-            if (now() - start < seconds[n]) seconds[n] = now() - start;
-        }
-    printf("%-34s %7.2f us a query, flat exact %.2f: 1/%.1f\n", name, seconds[0] * 1e6 / (double)queries,
-           seconds[1] * 1e6 / (double)queries, seconds[1] / seconds[0]);
-    for (int n = 0; n < 2; n++)
-        clattn_blocks_release(context, blocks[n]);
-    clattn_pyramid_release(context, pyramid);
-    free(q.data);
-    free(k.data);
-}
-
-static void bench_pyramid(void)
-{
-    if (!strstr("pyramid", part)) return;
-    clattn_tensor k = tensor(CLATTN_FLOAT32, LONG * 4, 1, DIM, true);
-    clattn_pyramid *pyramid = NULL;
-    double build = 1e9, read = 1e9;
-    volatile float keep = 0;
-    for (int r = 0; r < REPEATS; r++) {
-        double start = now();
-        check(clattn_pyramid_build(context, NULL, BLOCK, &k, &pyramid, NULL), "pyramid");
-        if (now() - start < build) build = now() - start;
-        vec4 sum[8] = {{0}}, part;
-        start = now();
-        for (int64_t i = 0; i < (int64_t)LONG * 4 * DIM; i += 32)
-            for (int c = 0; c < 8; c++) {
-                memcpy(&part, (float *)k.data + i + 4 * c, sizeof part);
-                sum[c] += part;
-            }
-        if (now() - start < read) read = now() - start;
-        for (int c = 0; c < 8; c++)
-            keep = keep + sum[c][0];
-    }
-    double bytes = (double)LONG * 4 * DIM * 4;
-    printf("%-34s %7.1f GB/s, %.2f times a plain read (%.1f GB/s, one thread)\n", "pyramid, 262144 keys",
-           bytes / build * 1e-9, build / read, bytes / read * 1e-9);
-    clattn_pyramid_release(context, pyramid);
-    free(k.data);
-}
-
 int main(int argc, char **argv)
 {
     clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
-    clattn_device_info info = {.size = sizeof info};
     if (argc > 2) threads = atoi(argv[2]);
     if (argc > 3) part = argv[3];
     desc.backend = CLATTN_BACKEND_REFERENCE;
@@ -298,16 +224,8 @@ int main(int argc, char **argv)
     };
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++)
         bench_forward(&jobs[i]);
-    bench_select("select PISA, dim 128, 65536 keys", CLATTN_SELECT_PISA, 128, LONG);
-    bench_select("select PISA, dim 64, 65536 keys", CLATTN_SELECT_PISA, 64, LONG);
-    bench_select("select PISA, dim 64, 262144 keys", CLATTN_SELECT_PISA, 64, LONG * 4);
-    bench_select("select flat mean, dim 64, 65536 keys", CLATTN_SELECT_FLAT_MEAN, 64, LONG);
-    bench_robust("select robust, beam 32, 16384 keys", 32, 64, LONG / 4);
-    bench_robust("select robust, beam 16, 65536 keys", 16, 64, LONG);
-    bench_robust("select robust, beam 32, 65536 keys", 32, 64, LONG);
-    bench_robust("select robust, beam 64, 65536 keys", 64, 64, LONG);
-    bench_robust("select robust, beam 32, 262144 keys", 32, 64, LONG * 4);
-    bench_robust("select robust, beam 64, 262144 keys", 64, 64, LONG * 4);
+    bench_selection();
+    bench_steps();
     bench_pyramid();
     clattn_context_release(context);
     clattn_context_release(reference);
