@@ -109,7 +109,8 @@ static clattn_tensor make(int64_t len, int heads, int dim, unsigned seed, float 
 
 static struct case_data case_new(int64_t len, int kv_heads, int group, int dim, float shared_part)
 {
-    struct case_data c = {.len = len, .kv_heads = kv_heads, .group = group, .dim = dim};
+    struct case_data c = {
+        .len = len, .kv_heads = kv_heads, .group = group, .dim = dim, .attention = CLATTN_ATTENTION_DESC_INIT};
     int heads = kv_heads * group;
     c.q = make(len, heads, dim, 1, shared_part);
     c.k = make(len, kv_heads, dim, 2, shared_part);
@@ -121,13 +122,27 @@ static struct case_data case_new(int64_t len, int kv_heads, int group, int dim, 
 
 static void case_free(struct case_data *c)
 {
-    clattn_tensor *const tensors[] = {&c->q, &c->k, &c->v, &c->out, &c->lse, &c->dout, &c->dq, &c->dk, &c->dv};
-    for (int i = 0; i < 9; i++)
+    clattn_tensor *const tensors[] = {&c->q,    &c->k,  &c->v,  &c->out, &c->lse,
+                                      &c->dout, &c->dq, &c->dk, &c->dv,  &c->sink};
+    for (int i = 0; i < 10; i++)
         if (tensors[i]->data) clattn_tensor_release(bench.context, tensors[i]);
     clattn_blocks_release(bench.context, c->blocks);
     clattn_pyramid_release(bench.context, c->pyramid);
     clattn_cache_release(bench.context, c->cache);
     free(c->lists);
+}
+
+/* A logit for each head, about the size of the others' largest. */
+static void sink_make(struct case_data *c)
+{
+    int heads = c->kv_heads * c->group;
+    float logits[256];
+    for (int h = 0; h < heads; h++)
+        logits[h] = 2 + 0.125f * (float)(h % 16);
+    clattn_tensor host = clattn_tensor_bthd(logits, CLATTN_FLOAT32, 1, 1, heads, 1);
+    c->sink = make(1, heads, 1, 0, 0);
+    check_code("clattn_tensor_upload", clattn_tensor_upload(bench.context, &host, &c->sink));
+    c->attention.sink = &c->sink;
 }
 
 static uint32_t next_random(void)
@@ -190,7 +205,7 @@ static void lists_upload(struct case_data *c)
 
 static clattn_status run_forward(struct case_data *c, const clattn_sync *sync)
 {
-    return clattn_attention_forward(bench.context, NULL, &c->q, &c->k, &c->v, c->blocks, &c->out, &c->lse,
+    return clattn_attention_forward(bench.context, &c->attention, &c->q, &c->k, &c->v, c->blocks, &c->out, &c->lse,
                                     sync);
 }
 
@@ -294,6 +309,7 @@ static const struct row {
     {"pyramid + flat means, random, 16K", 0, 0, 16384, 1, 16, 128, 8, 0, FLAT_MEANS},
     {"pyramid + flat means, random, 8K", 0, 0, 8192, 1, 16, 128, 8, 0, FLAT_MEANS},
     {"pyramid + flat means, random, 4K", 0, 0, 4096, 1, 16, 128, 8, 0, FLAT_MEANS},
+    {"pyramid + flat exact, random, 64K", 0, 0, 65536, 1, 16, 128, 8, 0, FLAT_EXACT},
     {"pyramid + flat exact, random, 16K", 0, 0, 16384, 1, 16, 128, 8, 0, FLAT_EXACT},
     {"pyramid + flat exact, random, 8K", 0, 0, 8192, 1, 16, 128, 8, 0, FLAT_EXACT},
     {"pyramid + flat exact, random, 4K", 0, 0, 4096, 1, 16, 128, 8, 0, FLAT_EXACT},
@@ -307,6 +323,25 @@ static const struct row {
     {"decode step, 64K", 0, 0, 65536, 1, 16, 128, 8, 0, DECODE},
     {"decode step, 256K", 0.1, 0.05, 262144, 1, 16, 128, 8, 0, DECODE},
     {"decode step, 256K, correlated", 0.1, 0.05, 262144, 1, 16, 128, 8, 0.5f, DECODE},
+};
+
+/* The same with options of attention. */
+static const struct option_row {
+    struct row row;
+    int64_t window;
+    float softcap;
+    bool sink;
+} option_rows[] = {
+    {{"all keys, window 4096, 64K", 0, 0, 65536, 1, 16, 128, 0, 0, DENSE}, 4096, 0, false},
+    {{"window 128, sink, 64 heads on 8, dim 64, 64K", 0, 0, 65536, 8, 8, 64, 0, 0, DENSE}, 128, 0, true},
+    {{"dense causal, softcap, 16K", 0, 0, 16384, 1, 16, 128, 0, 0, DENSE}, 0, 50, false},
+    {{"dense causal, sink, 16K", 0, 0, 16384, 1, 16, 128, 0, 0, DENSE}, 0, 0, true},
+    {{"random lists, sink, 64K", 0, 0, 65536, 1, 16, 128, 8, 0, RANDOM}, 0, 0, true},
+    {{"random lists, window 16K, softcap, sink, 64K", 0, 0, 65536, 1, 16, 128, 8, 0, RANDOM}, 16384, 50, true},
+    {{"PISA lists, correlated, sink, 64K", 0, 0, 65536, 1, 16, 128, 8, 0.5f, SELECTED}, 0, 0, true},
+    {{"PISA lists, correlated, all options, 64K", 0, 0, 65536, 1, 16, 128, 8, 0.5f, SELECTED}, 16384, 50, true},
+    {{"log-stride, blocks of 128, sink, 64K", 0, 0, 65536, 1, 16, 128, 0, 0, STRIDES}, 0, 0, true},
+    {{"log-stride, blocks of 128, window 16K, 64K", 0, 0, 65536, 1, 16, 128, 0, 0, STRIDES}, 16384, 0, false},
 };
 
 static bool is_selection(const struct row *row)
@@ -346,7 +381,7 @@ static void check_row(const struct row *row, struct case_data *c, char *verdict,
     check_backward(&bench, c, verdict, bytes);
 }
 
-static void run_row(const struct row *row)
+static void run_row(const struct row *row, const struct option_row *options)
 {
     char verdict[256] = "";
     clattn_status (*const runs[])(struct case_data *, const clattn_sync *) = {
@@ -356,6 +391,11 @@ static void run_row(const struct row *row)
     c.selector = row->kind == FLAT_MEANS   ? CLATTN_SELECT_FLAT_MEAN
                  : row->kind == FLAT_EXACT ? CLATTN_SELECT_FLAT_LSE
                                            : CLATTN_SELECT_PISA;
+    if (options) {
+        c.attention.window = options->window;
+        c.attention.softcap = options->softcap;
+        if (options->sink) sink_make(&c);
+    }
     if (row->kind == RANDOM || row->kind == GRADIENTS) lists_random(&c, row->topk);
     if (row->kind == STRIDES) lists_log_stride(&c);
     if (c.lists) lists_upload(&c);
@@ -366,7 +406,7 @@ static void run_row(const struct row *row)
         c.dv = make(c.len, c.kv_heads, c.dim, 0, 0);
     }
     check_row(row, &c, verdict, sizeof verdict);
-    printf("%-42s ", row->name);
+    printf("%-45s ", row->name);
     if (strncmp(verdict, "WRONG", 5) == 0) {
         printf("      -");
     } else {
@@ -386,7 +426,9 @@ int main(int argc, char **argv)
 {
     bench_open();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (argc < 2 || strstr(rows[i].name, argv[1])) run_row(&rows[i]);
+        if (argc < 2 || strstr(rows[i].name, argv[1])) run_row(&rows[i], NULL);
+    for (size_t i = 0; i < sizeof option_rows / sizeof *option_rows; i++)
+        if (argc < 2 || strstr(option_rows[i].row.name, argv[1])) run_row(&option_rows[i].row, &option_rows[i]);
     clattn_stats stats = {.size = sizeof stats};
     clattn_context_stats(bench.context, &stats);
     printf("%llu programs built, %llu loaded, in %.2f s\n", (unsigned long long)stats.programs_built,

@@ -28,7 +28,8 @@ struct case_data {
     int kv_heads, group, dim, topk, q_block, list_heads;
     clattn_selector selector; /* of lists that are chosen */
     int32_t *lists; /* [len / q_block][list_heads][topk] */
-    clattn_tensor q, k, v, out, lse, dout, dq, dk, dv;
+    clattn_attention_desc attention; /* its options: window, softcap, sink */
+    clattn_tensor q, k, v, out, lse, dout, dq, dk, dv, sink;
     clattn_blocks *blocks;
     clattn_pyramid *pyramid;
     clattn_cache *cache; /* with len tokens, after the steps of decode_last */

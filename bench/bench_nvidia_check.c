@@ -97,7 +97,7 @@ bool check_lists(const struct bench *bench, struct case_data *c, char *verdict, 
 
 struct host {
     uint16_t *q, *k, *v, *out;
-    float *lse;
+    float *lse, *sink; /* sink may be NULL */
 };
 
 /* The definition for one row and head into acc [dim]; returns lse. */
@@ -105,16 +105,19 @@ static double forward_row(const struct case_data *c, const struct host *h, int64
 {
     int kv_head = head / c->group, heads = c->kv_heads * c->group;
     const uint16_t *q = h->q + (i * heads + head) * c->dim;
-    double *z = malloc((size_t)(i + 1) * sizeof *z), most = -INFINITY, sum = 0;
+    double *z = malloc((size_t)(i + 1) * sizeof *z), most = h->sink ? (double)h->sink[head] : -INFINITY, sum = 0;
+    double cap = (double)c->attention.softcap;
     memset(acc, 0, (size_t)c->dim * sizeof *acc);
     for (int64_t block = 0; block <= i / 64; block++) {
         bool is_listed = has_block(c, i, kv_head, block);
         for (int64_t x = block * 64; x <= i && x < block * 64 + 64; x++) {
-            z[x] = is_listed ? dot(q, h->k + (x * c->kv_heads + kv_head) * c->dim, c->dim) / sqrt(c->dim)
-                             : -INFINITY;
+            bool is_seen = is_listed && (!c->attention.window || x > i - c->attention.window);
+            z[x] = is_seen ? dot(q, h->k + (x * c->kv_heads + kv_head) * c->dim, c->dim) / sqrt(c->dim) : -INFINITY;
+            if (is_seen && cap > 0) z[x] = cap * tanh(z[x] / cap);
             most = fmax(most, z[x]);
         }
     }
+    if (h->sink) sum = exp((double)h->sink[head] - most);
     for (int64_t x = 0; x <= i; x++) {
         if (z[x] == -INFINITY) continue;
         double p = exp(z[x] - most);
@@ -130,8 +133,9 @@ static double forward_row(const struct case_data *c, const struct host *h, int64
 
 static struct host host_new(const struct bench *bench, const struct case_data *c)
 {
-    return (struct host){content(bench, &c->q), content(bench, &c->k), content(bench, &c->v),
-                         content(bench, &c->out), content(bench, &c->lse)};
+    return (struct host){content(bench, &c->q),   content(bench, &c->k),
+                         content(bench, &c->v),   content(bench, &c->out),
+                         content(bench, &c->lse), c->sink.data ? content(bench, &c->sink) : NULL};
 }
 
 static void host_free(struct host *h)
@@ -141,6 +145,7 @@ static void host_free(struct host *h)
     free(h->v);
     free(h->out);
     free(h->lse);
+    free(h->sink);
 }
 
 bool check_forward(const struct bench *bench, struct case_data *c, char *verdict, size_t bytes)

@@ -19,27 +19,8 @@
  *
  * Mirrors cpu/attention_forward_ref.c.
  *
- * Macros: WARPS 4, ROWS 512, and those of attention_tile.cl.
+ * Macros: those of attention_inverted.cl.
  */
-#ifndef WARPS
-#define WARPS 4
-#endif
-#ifndef ROWS
-#define ROWS 512
-#endif
-
-static inline void load_queries(uint4 *a0, uint4 *a1, __global const ushort *q, ulong len_stride,
-                                ulong head_stride, uint i0, uint i1, uint h0, uint h1, uint c)
-{
-    __global const ushort *q0 = q + i0 * len_stride + h0 * head_stride,
-                          *q1 = q + i1 * len_stride + h1 * head_stride;
-#pragma unroll
-    for (uint kk = 0; kk < K_STEPS; kk++) {
-        a0[kk] = load8(q0, 32 * kk + 8 * c, DIM);
-        a1[kk] = load8(q1, 32 * kk + 8 * c, DIM);
-    }
-}
-
 __kernel
 __attribute__((reqd_work_group_size(32 * WARPS, 1, 1))) void
 attention_inverted(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_head_stride,
@@ -47,7 +28,7 @@ attention_inverted(__global const ushort *q, ulong q_base, ulong q_len_stride, u
                    __global const ushort *v, ulong v_base, ulong v_len_stride, ulong v_head_stride,
                    __global const uint *pairs, __global const uint *offset, __global const uint *tile_offset,
                    __global uint4 *partial_out, __global float *partial_lse, uint q_len, uint kv_len, uint topk,
-                   uint n_blocks, uint entries, float scale)
+                   uint n_blocks, uint entries, float scale, float cap_scale, uint window)
 {
     __local uint4 keys[LEAF * K_ROW];
     __local uint4 values[LEAF * V_ROW];
@@ -69,6 +50,7 @@ attention_inverted(__global const ushort *q, ulong q_base, ulong q_len_stride, u
     pairs += (ulong)kv_head * q_len * topk + offset[entry];
     q += q_base + (ulong)kv_head * GROUP * q_head_stride;
     scale *= LOG2E; /* > 0 */
+    cap_scale *= LOG2E;
     const uint value_address = local_address(values);
     copy_wait(0);
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -90,42 +72,17 @@ attention_inverted(__global const ushort *q, ulong q_base, ulong q_len_stride, u
             for (uint n = 0; n < 8; n++)
                 mma32(&s[n], a0[kk], a1[kk], keys[K_AT(8 * n + g, 4 * kk + c)]);
 
-        int limit0 = valid, limit1 = valid;
-        if (CAUSAL) {
-            const int shift = (int)kv_len - (int)q_len + 1 - (int)(block * LEAF);
-            limit0 = min(limit0, (int)i0 + shift);
-            limit1 = min(limit1, (int)i1 + shift);
-        }
-        if (ballot(limit0 < LEAF || limit1 < LEAF)) mask_scores(s, limit0, limit1, c);
-        float2 top = row_max_of(s) * scale;
-        top.x = limit0 > 0 ? top.x : 0.0f; /* a row without keys: all weights exp2(-inf) = 0 */
-        top.y = limit1 > 0 ? top.y : 0.0f;
-        float2 sum = weigh(s, scale, top);
+        float2 top;
+        float2 sum = weigh_block(s, columns_seen(i0, valid, q_len, window), columns_seen(i1, valid, q_len, window), scale,
+                                 cap_scale, c, &top);
         float4 o[2 * V_TILES];
 #pragma unroll
         for (uint n = 0; n < 2 * V_TILES; n++)
             o[n] = (float4)(0, 0, 0, 0);
         add_values(o, s, value_address, lane);
-        sum.x += shuffle_xor(sum.x, 1);
-        sum.y += shuffle_xor(sum.y, 1);
-        sum.x += shuffle_xor(sum.x, 2);
-        sum.y += shuffle_xor(sum.y, 2);
-        const float inv0 = sum.x > 0 ? 1.0f / sum.x : 0.0f, inv1 = sum.y > 0 ? 1.0f / sum.y : 0.0f;
+        sum = sum_quad(sum);
         const ulong at0 = (((ulong)i0 * kv_heads + kv_head) * topk + part0) * GROUP + h0;
         const ulong at1 = (((ulong)i1 * kv_heads + kv_head) * topk + part1) * GROUP + h1;
-        const int store0 = r + g < rows, store1 = r + g + 8 < rows;
-#pragma unroll
-        for (uint n = 0; n < V_QUADS; n++) {
-            uint w0[4], w1[4];
-#pragma unroll
-            for (uint w = 0; w < 4; w++) {
-                w0[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].x * inv0, o[4 * n + w].y * inv0) : 0;
-                w1[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].z * inv1, o[4 * n + w].w * inv1) : 0;
-            }
-            if (store0) partial_out[at0 * (V_QUADS * 4) + 4 * n + c] = (uint4)(w0[0], w0[1], w0[2], w0[3]);
-            if (store1) partial_out[at1 * (V_QUADS * 4) + 4 * n + c] = (uint4)(w1[0], w1[1], w1[2], w1[3]);
-        }
-        if (c == 0 && store0) partial_lse[at0] = top.x + log2_fast(sum.x);
-        if (c == 0 && store1) partial_lse[at1] = top.y + log2_fast(sum.y);
+        store_partial(partial_out, partial_lse, o, top, sum, at0, at1, r + g < rows, r + g + 8 < rows, c);
     }
 }

@@ -5,15 +5,9 @@
  * Pairs are fetched two tiles ahead, queries one, through local memory and not through registers, which decide
  * how many work-groups (GROUPS) share a multiprocessor: 5 of 96 registers at 64 columns, 4 of 128 at 96, 3 of
  * 168 at 128 (4 were 2 % faster there, with a spill of 4 bytes).
- * Macros: WARPS 4, 8 or 12 (warpgroups of four), ROWS 512, GROUPS, TOPK (the argument's value, or 0 for any),
- * and those of attention_tile.cl (dimensions 64, 80, 96, 128).
+ * Macros: those of attention_inverted.cl (WARPS 4, 8 or 12, dimensions 64, 80, 96, 128), GROUPS, TOPK (the argument's
+ * value, or 0 for any).
  */
-#ifndef WARPS
-#define WARPS 4
-#endif
-#ifndef ROWS
-#define ROWS 512
-#endif
 #ifndef TOPK
 #define TOPK 0
 #endif
@@ -44,24 +38,13 @@ static inline void stage_queries(__local uint4 *to, __global const ushort *q, ul
     }
 }
 
-static inline void load_queries(uint4 *a0, uint4 *a1, __global const ushort *q, ulong len_stride,
-                                ulong head_stride, uint i0, uint i1, uint h0, uint h1, uint c)
-{
-    __global const ushort *q0 = q + i0 * len_stride + h0 * head_stride,
-                          *q1 = q + i1 * len_stride + h1 * head_stride;
-#pragma unroll
-    for (uint kk = 0; kk < K_STEPS; kk++) {
-        a0[kk] = load8(q0, 32 * kk + 8 * c, DIM);
-        a1[kk] = load8(q1, 32 * kk + 8 * c, DIM);
-    }
-}
-
 __kernel
 __attribute__((reqd_work_group_size(32 * WARPS, 1, 1))) void
 attention_inverted(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_head_stride,
                    __global const uchar *core, __global const uint *pairs, __global const uint *offset,
                    __global const uint *tile_offset, __global uint4 *partial_out, __global float *partial_lse,
-                   uint q_len, uint kv_len, uint topk_, uint n_blocks, uint entries, float scale)
+                   uint q_len, uint kv_len, uint topk_, uint n_blocks, uint entries, float scale, float cap_scale,
+                   uint window)
 {
     __local uchar keys[K_BYTES + V_BYTES] __attribute__((aligned(1024)));
     __local ulong full;
@@ -90,6 +73,7 @@ attention_inverted(__global const ushort *q, ulong q_base, ulong q_len_stride, u
     pairs += (ulong)kv_head * q_len * topk + offset[entry];
     q += q_base + (ulong)kv_head * GROUP * q_head_stride;
     scale *= LOG2E; /* > 0 */
+    cap_scale *= LOG2E;
     uint next_slot = pairs[min(first + 16 * warp + (lane & 15), last) / GROUP];
     if (VECTORS(DIM)) {
         stage_queries(staged[warp], q, q_len_stride, q_head_stride, first + 16 * warp, last, next_slot, topk,
@@ -124,16 +108,9 @@ attention_inverted(__global const ushort *q, ulong q_base, ulong q_len_stride, u
         float4 s[8];
         warpgroup_scores(s, a0, a1, key_address);
 
-        int limit0 = valid, limit1 = valid;
-        if (CAUSAL) {
-            limit0 = min(valid, valid + (int)(i0 + 1 - q_len));
-            limit1 = min(valid, valid + (int)(i1 + 1 - q_len));
-        }
-        if (ballot(limit0 < LEAF || limit1 < LEAF)) mask_scores(s, limit0, limit1, c);
-        float2 top = row_max_of(s) * scale;
-        top.x = limit0 > 0 ? top.x : 0.0f; /* a row without keys: all weights exp2(-inf) = 0 */
-        top.y = limit1 > 0 ? top.y : 0.0f;
-        float2 sum = weigh(s, scale, top);
+        float2 top;
+        float2 sum = weigh_block(s, columns_seen(i0, valid, q_len, window), columns_seen(i1, valid, q_len, window), scale,
+                                 cap_scale, c, &top);
         float4 o[2 * V_TILES];
         uint4 p[4];
 #pragma unroll
@@ -141,30 +118,13 @@ attention_inverted(__global const ushort *q, ulong q_base, ulong q_len_stride, u
             p[k] = (uint4)(pack2(s[2 * k].x, s[2 * k].y), pack2(s[2 * k].z, s[2 * k].w),
                            pack2(s[2 * k + 1].x, s[2 * k + 1].y), pack2(s[2 * k + 1].z, s[2 * k + 1].w));
         warpgroup_values(o, p, key_address + K_BYTES, 0);
-        sum.x += shuffle_xor(sum.x, 1);
-        sum.y += shuffle_xor(sum.y, 1);
-        sum.x += shuffle_xor(sum.x, 2);
-        sum.y += shuffle_xor(sum.y, 2);
-        const float inv0 = sum.x > 0 ? 1.0f / sum.x : 0.0f, inv1 = sum.y > 0 ? 1.0f / sum.y : 0.0f;
+        sum = sum_quad(sum);
         /* read anew, not kept: slot i * topk + j is place (i * kv_heads + kv_head) * topk + j */
         const uint slot0 = pairs[row0 / GROUP], slot1 = pairs[row1 / GROUP];
         const ulong at0 =
             (slot0 + ((ulong)(slot0 / topk) * (kv_heads - 1) + kv_head) * topk) * GROUP + row0 % GROUP;
         const ulong at1 =
             (slot1 + ((ulong)(slot1 / topk) * (kv_heads - 1) + kv_head) * topk) * GROUP + row1 % GROUP;
-        const int store0 = r + g <= last, store1 = r + g + 8 <= last;
-#pragma unroll
-        for (uint n = 0; n < V_QUADS; n++) {
-            uint w0[4], w1[4];
-#pragma unroll
-            for (uint w = 0; w < 4; w++) {
-                w0[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].x * inv0, o[4 * n + w].y * inv0) : 0;
-                w1[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].z * inv1, o[4 * n + w].w * inv1) : 0;
-            }
-            if (store0) partial_out[at0 * (V_QUADS * 4) + 4 * n + c] = (uint4)(w0[0], w0[1], w0[2], w0[3]);
-            if (store1) partial_out[at1 * (V_QUADS * 4) + 4 * n + c] = (uint4)(w1[0], w1[1], w1[2], w1[3]);
-        }
-        if (c == 0 && store0) partial_lse[at0] = top.x + log2_fast(sum.x);
-        if (c == 0 && store1) partial_lse[at1] = top.y + log2_fast(sum.y);
+        store_partial(partial_out, partial_lse, o, top, sum, at0, at1, r + g <= last, r + g + 8 <= last, c);
     }
 }

@@ -11,7 +11,8 @@ __attribute__((reqd_work_group_size(256, 1, 1))) void
 attention_merge(__global const uint4 *partial_out, __global const float *partial_lse, __global const int *list,
                 ulong list_base, __global ushort *out, ulong out_base, ulong out_len_stride,
                 ulong out_head_stride, __global float *lse, ulong lse_base, ulong lse_len_stride,
-                ulong lse_head_stride, uint q_len, uint kv_heads, uint topk)
+                ulong lse_head_stride, uint q_len, uint kv_heads, uint topk,
+                __global const float *sink, ulong sink_base, ulong sink_stride)
 {
     const uint lanes = V_QUADS * 4, heads = kv_heads * GROUP;
     const ulong item = (ulong)get_group_id(0) * 256 + get_local_id(0), rows = (ulong)q_len * heads;
@@ -54,14 +55,13 @@ attention_merge(__global const uint4 *partial_out, __global const float *partial
             o[7] = fma(weight, unpack_high(w[u].w), o[7]);
         }
     }
-    const float inv = sum > 0 ? 1.0f / sum : 0.0f;
+    const float inv = close_row(&top, &sum, sink, sink_base + head * sink_stride);
     uint4 w = (uint4)(pack2(o[0] * inv, o[1] * inv), pack2(o[2] * inv, o[3] * inv),
                       pack2(o[4] * inv, o[5] * inv), pack2(o[6] * inv, o[7] * inv));
     w = quad_transpose(w, c);
     if (item / lanes < rows) {
         store8(out + out_base + i * out_len_stride + head * out_head_stride, 8 * part, DIM_V, w);
         if (part == 0 && lse)
-            lse[lse_base + i * lse_len_stride + head * lse_head_stride] =
-                sum > 0 ? (top + log2_fast(sum)) * LN2 : -INFINITY;
+            lse[lse_base + i * lse_len_stride + head * lse_head_stride] = row_lse(top, sum);
     }
 }

@@ -5,7 +5,11 @@
  * Every kernel's scale is > 0: the host passes 1e-30 for a scale of 0 (masked scores are -inf, and 0 * -inf is
  * NaN) and serves negative scales by another tier.
  * Macros: DIM, DIM_V head dimensions; GROUP query heads a kv head; CAUSAL 0/1; ALIGNED 1 if every row starts
- * on 16 bytes.
+ * on 16 bytes; and the options of attention, which cost nothing when they are off (0):
+ *
+ *   WINDOW 1   a query at position p sees the keys p - window + 1 .. p, not causal .. p + window - 1
+ *   SOFTCAP 1  scores become cap * tanh(scale * score / cap); `scale` is the cap, `cap_scale` 2 scale / cap
+ *   SINK 1     sink[head] joins the denominator of a row that has keys
  */
 #ifndef DIM
 #define DIM 128
@@ -21,6 +25,15 @@
 #endif
 #ifndef ALIGNED
 #define ALIGNED 1
+#endif
+#ifndef WINDOW
+#define WINDOW 0
+#endif
+#ifndef SOFTCAP
+#define SOFTCAP 0
+#endif
+#ifndef SINK
+#define SINK 0
 #endif
 #define LEAF 64
 #define K_STEPS ((DIM + 31) / 32)   /* stretches of 32 in a score */
@@ -125,6 +138,70 @@ static inline void mask_scores(float4 *s, int low, int high, uint c)
     }
 }
 
+/* The same for columns < low and < high. */
+static inline void mask_scores_before(float4 *s, int low, int high, uint c)
+{
+#pragma unroll
+    for (uint n = 0; n < 8; n++) {
+        const int column = (int)(8 * n + 2 * c);
+        if (column < low) s[n].x = -INFINITY;
+        if (column + 1 < low) s[n].y = -INFINITY;
+        if (column < high) s[n].z = -INFINITY;
+        if (column + 1 < high) s[n].w = -INFINITY;
+    }
+}
+
+/* The keys that a query sees: first and end. */
+static inline int keys_begin(int position, uint window)
+{
+    return WINDOW ? max(position + 1 - (int)window, 0) : 0;
+}
+static inline int keys_end(int position, uint kv_len, uint window)
+{
+    return CAUSAL ? min((int)kv_len, position + 1) : WINDOW ? min((int)kv_len, position + (int)window) : (int)kv_len;
+}
+
+/* tanh(x * cap_scale * LN2 / 2); near 0 by its series, where the other form cancels. */
+static inline float capped(float x, float cap_scale)
+{
+    const float y = x * cap_scale, h = y * (0.5f * LN2), h2 = h * h;
+    const float near = h + h * h2 * fma(h2, 2.0f / 15, -1.0f / 3);
+    const float far = 1 - 2 * reciprocal_fast(1 + exp2_fast(y));
+    return h2 < 0.01f ? near : far;
+}
+static inline void cap_scores(float4 *s, float cap_scale)
+{
+#pragma unroll
+    for (uint n = 0; n < 8; n++)
+        s[n] = (float4)(capped(s[n].x, cap_scale), capped(s[n].y, cap_scale), capped(s[n].z, cap_scale),
+                        capped(s[n].w, cap_scale));
+}
+
+/* The sink joins a finished row, whose sum counts in exp2(.. - top); returns what the row is to be multiplied by. */
+static inline float close_row(float *top, float *sum, __global const float *sink, ulong at)
+{
+    float keep = 1;
+    if (SINK && *sum > 0) {
+        const float logit = sink[at] * LOG2E, most = fmax(*top, logit);
+        keep = exp2_fast(*top - most);
+        *sum = *sum * keep + exp2_fast(logit - most);
+        *top = most;
+    }
+    return *sum > 0 ? keep / *sum : 0.0f;
+}
+static inline float2 close_rows(float2 *top, float2 *sum, __global const float *sink, ulong at0, ulong at1)
+{
+    float top0 = top->x, top1 = top->y, sum0 = sum->x, sum1 = sum->y;
+    const float2 inv = (float2)(close_row(&top0, &sum0, sink, at0), close_row(&top1, &sum1, sink, at1));
+    *top = (float2)(top0, top1);
+    *sum = (float2)(sum0, sum1);
+    return inv;
+}
+static inline float row_lse(float top, float sum)
+{
+    return sum > 0 ? (top + log2_fast(sum)) * LN2 : -INFINITY;
+}
+
 static inline float2 row_max_of(const float4 *s)
 {
     float2 m = (float2)(-INFINITY, -INFINITY);
@@ -171,6 +248,22 @@ static inline void add_values(float4 *o, const float4 *s, uint values, uint lane
             mma(&o[2 * n + 1], a0, a1, a2, a3, b.z, b.w);
         }
     }
+}
+
+/* How many entries of an ascending list, -1 padded right, are blocks that end at or before key `begin`; all lanes of a
+ * warp together. */
+static inline uint entries_before(__global const int *list, uint length, int begin, uint lane)
+{
+    uint low = 0, width = length + 1; /* the answer lies in [low, low + width) */
+    while (width > 1) {
+        const uint step = (width + 31) / 32, at = low + lane * step;
+        const int block = lane > 0 && lane * step < width ? list[at - 1] : -1;
+        const uint below = ballot(lane == 0 || (block >= 0 && (block + 1) * LEAF <= begin));
+        const uint k = 31 - clz(below);
+        low += k * step;
+        width = min(step, width - k * step);
+    }
+    return low;
 }
 
 /* The entry e of ascending offsets [0..entries] with offset[e] <= n < offset[e + 1]; all lanes of a warp

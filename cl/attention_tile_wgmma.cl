@@ -54,13 +54,17 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
                ulong list_base, uint list_stride, uint list_head_stride,
                __global ushort *out, ulong out_base, ulong out_len_stride, ulong out_head_stride,
                __global float *lse, ulong lse_base, ulong lse_len_stride, ulong lse_head_stride, uint q_len, uint kv_len, uint list_length, uint n_blocks,
-               uint q_block, uint tiles_per_list, float scale)
+               uint q_block, uint tiles_per_list, float scale, float cap_scale, uint window, __global const float *sink,
+               ulong sink_base, ulong sink_stride)
 {
     __local uchar ring[STAGES * (K_BYTES + V_BYTES)] __attribute__((aligned(1024)));
     __local uint queries[ROWS_TILE * K_CHUNKS * 4] __attribute__((aligned(1024)));
     __local ulong full[STAGES], empty[STAGES];
     __local volatile int row_end
         [ROWS_TILE]; /* first key that a row does not see, and the row's query: read anew for each block, */
+    __local volatile int row_begin[WINDOW ? ROWS_TILE : 1];
+    __local volatile uint tile_length; /* with WINDOW */
+    __local volatile float tile_cap;   /* with SOFTCAP */
     __local volatile uint row_query[ROWS_TILE]; /* because registers are what limits this kernel */
     __local volatile int tile_end;     /* the last position that a row of this tile sees; a list is cut there */
     /* The queries of each warpgroup. Without masks all have every block, but the test stays: it keeps the compiler from
@@ -79,9 +83,18 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     core += (ulong)kv_head * n_blocks * (K_BYTES + V_BYTES);
     tile_list += list_base + (ulong)entry * list_stride + kv_head * list_head_stride;
     tile_mask += list_base + (ulong)entry * list_stride + kv_head * list_head_stride;
+    if (WINDOW) { /* the list begins where the tile's first query does */
+        const int position = (int)(first_query + first / GROUP + kv_len - q_len);
+        const uint before = entries_before(tile_list, list_length, keys_begin(position, window), lane);
+        tile_list += before;
+        tile_mask += before;
+        list_length -= before;
+        if (t == 0) tile_length = list_length;
+    }
     if (t == 0) {
         const uint last_query = first_query + (min(first + ROWS_TILE, rows) - 1) / GROUP;
-        tile_end = CAUSAL ? min((int)kv_len, (int)(last_query + 1 + kv_len - q_len)) : (int)kv_len;
+        tile_end = keys_end((int)(last_query + kv_len - q_len), kv_len, window);
+        if (SOFTCAP) tile_cap = cap_scale * LOG2E;
         for (uint s = 0; s < STAGES; s++) {
             barrier_init(full_address + 8 * s, 1);
             barrier_init(empty_address + 8 * s, 4 * WARPGROUPS);
@@ -104,10 +117,13 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
                h1 = kv_head * GROUP + min(r1, rows - 1) % GROUP;
     const uint own_row = (t >> 5) * 16 + g;
     if (c == 0) {
-        row_end[own_row] =
-            CAUSAL ? min((int)kv_len, (int)(first_query + x0 + 1 + kv_len - q_len)) : (int)kv_len;
-        row_end[own_row + 8] =
-            CAUSAL ? min((int)kv_len, (int)(first_query + x1 + 1 + kv_len - q_len)) : (int)kv_len;
+        const int position = (int)(first_query + kv_len - q_len);
+        row_end[own_row] = keys_end(position + (int)x0, kv_len, window);
+        row_end[own_row + 8] = keys_end(position + (int)x1, kv_len, window);
+        if (WINDOW) {
+            row_begin[own_row] = keys_begin(position + (int)x0, window);
+            row_begin[own_row + 8] = keys_begin(position + (int)x1, window);
+        }
         row_query[own_row] = x0;
         row_query[own_row + 8] = x1;
     }
@@ -143,11 +159,11 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         o[n] = (float4)(0, 0, 0, 0);
     float2 row_max = (float2)(-INFINITY, -INFINITY), row_sum = (float2)(0, 0);
 
-    for (uint j = 0; j < list_length; j++) {
+    for (uint j = 0; j < (WINDOW ? tile_length : list_length); j++) {
         const uint stage = j % STAGES, phase = j / STAGES & 1;
         const int block = tile_list[j];
         if (block < 0 || block * LEAF >= tile_end) break;
-        if (t == 0 && j + AHEAD < list_length) {
+        if (t == 0 && j + AHEAD < (WINDOW ? tile_length : list_length)) {
             const int next = tile_list[j + AHEAD];
             if (next >= 0 && next * LEAF < tile_end) {
                 const uint fill = (j + AHEAD) % STAGES;
@@ -165,12 +181,17 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         if (members & members_of[warpgroup]) {
             float4 s[8];
             warpgroup_scores_local(s, query_address, keys);
+            if (SOFTCAP) cap_scores(s, tile_cap);
             int limit0 = row_end[own_row] - block * LEAF, limit1 = row_end[own_row + 8] - block * LEAF;
             if (MASKED) {
                 limit0 = members >> row_query[own_row] & 1 ? limit0 : 0;
                 limit1 = members >> row_query[own_row + 8] & 1 ? limit1 : 0;
             }
             if (ballot(limit0 < LEAF || limit1 < LEAF)) mask_scores(s, limit0, limit1, c);
+            if (WINDOW) {
+                const int begin0 = row_begin[own_row] - block * LEAF, begin1 = row_begin[own_row + 8] - block * LEAF;
+                if (ballot(begin0 > 0 || begin1 > 0)) mask_scores_before(s, begin0, begin1, c);
+            }
             float2 top = row_max_of(s) * scale;
             top.x = limit0 > 0 ? fmax(row_max.x, top.x) : row_max.x;
             top.y = limit1 > 0 ? fmax(row_max.y, top.y) : row_max.y;
@@ -197,7 +218,6 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     row_sum.y += shuffle_xor(row_sum.y, 1);
     row_sum.x += shuffle_xor(row_sum.x, 2);
     row_sum.y += shuffle_xor(row_sum.y, 2);
-    const float inv0 = row_sum.x > 0 ? 1.0f / row_sum.x : 0.0f, inv1 = row_sum.y > 0 ? 1.0f / row_sum.y : 0.0f;
     const uint tile_again = (uint)get_num_groups(0) - 1 - work_group_again();
     const uint query_again = tile_again / tiles_per_list * q_block,
                first_again = tile_again % tiles_per_list * ROWS_TILE;
@@ -207,14 +227,16 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     const uint query0 = min(row0, rows_again - 1) / GROUP, query1 = min(row1, rows_again - 1) / GROUP;
     const uint head0 = kv_head * GROUP + min(row0, rows_again - 1) % GROUP;
     const uint head1 = kv_head * GROUP + min(row1, rows_again - 1) % GROUP;
+    const float2 inv = close_rows(&row_max, &row_sum, sink, sink_base + head0 * sink_stride,
+                                  sink_base + head1 * sink_stride);
     out += out_base + query_again * out_len_stride;
 #pragma unroll
     for (uint n = 0; n < V_QUADS; n++) {
         uint w0[4], w1[4];
 #pragma unroll
         for (uint w = 0; w < 4; w++) {
-            w0[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].x * inv0, o[4 * n + w].y * inv0) : 0;
-            w1[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].z * inv1, o[4 * n + w].w * inv1) : 0;
+            w0[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].x * inv.x, o[4 * n + w].y * inv.x) : 0;
+            w1[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].z * inv.y, o[4 * n + w].w * inv.y) : 0;
         }
         const uint4 v0 = quad_transpose((uint4)(w0[0], w0[1], w0[2], w0[3]), column);
         const uint4 v1 = quad_transpose((uint4)(w1[0], w1[1], w1[2], w1[3]), column);
@@ -226,10 +248,8 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     if (lse && column == 0) {
         lse += lse_base + query_again * lse_len_stride;
         if (row0 < rows_again)
-            lse[query0 * lse_len_stride + head0 * lse_head_stride] =
-                row_sum.x > 0 ? (row_max.x + log2_fast(row_sum.x)) * LN2 : -INFINITY;
+            lse[query0 * lse_len_stride + head0 * lse_head_stride] = row_lse(row_max.x, row_sum.x);
         if (row1 < rows_again)
-            lse[query1 * lse_len_stride + head1 * lse_head_stride] =
-                row_sum.y > 0 ? (row_max.y + log2_fast(row_sum.y)) * LN2 : -INFINITY;
+            lse[query1 * lse_len_stride + head1 * lse_head_stride] = row_lse(row_max.y, row_sum.y);
     }
 }

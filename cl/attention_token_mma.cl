@@ -23,7 +23,9 @@ attention_token(__global const ushort *q, ulong q_base, ulong q_len_stride, ulon
                 __global const uint4 *restrict packed_k, __global const uint4 *restrict packed_v,
                 __global const int *list, ulong list_base, __global ushort *out, ulong out_base,
                 ulong out_len_stride, ulong out_head_stride, __global float *lse, ulong lse_base,
-                ulong lse_len_stride, ulong lse_head_stride, uint q_len, uint kv_len, uint topk, uint n_blocks, uint list_block, float scale)
+                ulong lse_len_stride, ulong lse_head_stride, uint q_len, uint kv_len, uint topk,
+                uint n_blocks, uint list_block, float scale, float cap_scale, uint window, __global const float *sink,
+                ulong sink_base, ulong sink_stride)
 {
     const uint t = (uint)get_local_id(0), lane = t & 31, g = lane >> 2, c = lane & 3;
     const uint kv_head = (uint)get_group_id(1), kv_heads = (uint)get_num_groups(1);
@@ -35,7 +37,9 @@ attention_token(__global const ushort *q, ulong q_base, ulong q_len_stride, ulon
     packed_k += (ulong)kv_head * n_blocks * (LEAF / 8 * K_STEPS * 32) + lane;
     packed_v += (ulong)kv_head * n_blocks * (LEAF / 16 * V_TILES * 32) + lane;
     scale *= LOG2E; /* > 0 */
-    const int visible = CAUSAL ? min((int)kv_len, (int)(i + 1 + kv_len - q_len)) : (int)kv_len;
+    cap_scale *= LOG2E;
+    const int position = (int)(i + kv_len - q_len), begin = keys_begin(position, window);
+    const int visible = keys_end(position, kv_len, window);
 #if DIM <= 128 && DIM_V <= 128
     uint4 a0[K_STEPS], a1[K_STEPS];
 #pragma unroll
@@ -50,7 +54,7 @@ attention_token(__global const ushort *q, ulong q_base, ulong q_len_stride, ulon
         o[n] = (float4)(0, 0, 0, 0);
     float2 row_max = (float2)(-INFINITY, -INFINITY), row_sum = (float2)(0, 0);
 
-    for (uint j = 0; j < topk; j++) {
+    for (uint j = WINDOW ? entries_before(list, topk, begin, lane) : 0; j < topk; j++) {
         const int block = list[j];
         if (block < 0) break;
         const int limit = visible - block * LEAF;
@@ -77,7 +81,9 @@ attention_token(__global const ushort *q, ulong q_base, ulong q_len_stride, ulon
             for (uint kk = 0; kk < K_STEPS; kk++)
                 mma32(&s[n], a0[kk], a1[kk], kb[(n * K_STEPS + kk) * 32]);
 #endif
+        if (SOFTCAP) cap_scores(s, cap_scale);
         if (limit < LEAF) mask_scores(s, limit, limit, c);
+        if (WINDOW && begin > block * LEAF) mask_scores_before(s, begin - block * LEAF, begin - block * LEAF, c);
         float2 top = row_max_of(s) * scale;
         top.x = fmax(row_max.x, top.x);
         top.y = fmax(row_max.y, top.y);
@@ -104,18 +110,20 @@ attention_token(__global const ushort *q, ulong q_base, ulong q_len_stride, ulon
     row_sum.y += shuffle_xor(row_sum.y, 1);
     row_sum.x += shuffle_xor(row_sum.x, 2);
     row_sum.y += shuffle_xor(row_sum.y, 2);
-    const float inv0 = row_sum.x > 0 ? 1.0f / row_sum.x : 0.0f, inv1 = row_sum.y > 0 ? 1.0f / row_sum.y : 0.0f;
     /* Where this item stands is asked again, since registers held from the start on would be spilled. */
     const uint again = work_item_again(), column = again & 3, row = work_group_again() * WARPS + (again >> 5);
     const uint head0 = (uint)get_group_id(2) * 16 + (again >> 2 & 7), head1 = head0 + 8;
+    const ulong first_sink = sink_base + kv_head * GROUP * sink_stride;
+    const float2 inv = close_rows(&row_max, &row_sum, sink, first_sink + min(head0, (uint)GROUP - 1) * sink_stride,
+                                  first_sink + min(head1, (uint)GROUP - 1) * sink_stride);
     out += out_base + (ulong)row * out_len_stride + (ulong)kv_head * GROUP * out_head_stride;
 #pragma unroll
     for (uint n = 0; n < V_QUADS; n++) {
         uint w0[4], w1[4];
 #pragma unroll
         for (uint w = 0; w < 4; w++) {
-            w0[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].x * inv0, o[4 * n + w].y * inv0) : 0;
-            w1[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].z * inv1, o[4 * n + w].w * inv1) : 0;
+            w0[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].x * inv.x, o[4 * n + w].y * inv.x) : 0;
+            w1[w] = 4 * n + w < 2 * V_TILES ? pack2(o[4 * n + w].z * inv.y, o[4 * n + w].w * inv.y) : 0;
         }
         const uint4 r0 = quad_transpose((uint4)(w0[0], w0[1], w0[2], w0[3]), column);
         const uint4 r1 = quad_transpose((uint4)(w1[0], w1[1], w1[2], w1[3]), column);
@@ -124,7 +132,7 @@ attention_token(__global const ushort *q, ulong q_base, ulong q_len_stride, ulon
     }
     if (lse && column == 0) {
         lse += lse_base + (ulong)row * lse_len_stride + (ulong)kv_head * GROUP * lse_head_stride;
-        if (head0 < GROUP) lse[head0 * lse_head_stride] = row_sum.x > 0 ? (row_max.x + log2_fast(row_sum.x)) * LN2 : -INFINITY;
-        if (head1 < GROUP) lse[head1 * lse_head_stride] = row_sum.y > 0 ? (row_max.y + log2_fast(row_sum.y)) * LN2 : -INFINITY;
+        if (head0 < GROUP) lse[head0 * lse_head_stride] = row_lse(row_max.x, row_sum.x);
+        if (head1 < GROUP) lse[head1 * lse_head_stride] = row_lse(row_max.y, row_sum.y);
     }
 }

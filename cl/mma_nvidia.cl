@@ -128,6 +128,12 @@ static inline float log2_fast(float x)
     __asm("lg2.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
+static inline float reciprocal_fast(float x)
+{
+    float r;
+    __asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
 static inline uint pack2(float low, float high)
 {
     uint r;

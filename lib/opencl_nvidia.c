@@ -140,15 +140,16 @@ void nvidia_close(struct opencl *state)
 const char *nvidia_path_name(enum nvidia_path path)
 {
     static const char *const names[NVIDIA_PATHS] = {"inverted", "inverted-hopper", "union",  "tile",
-                                                    "token",    "pyramid",         "select", "backward",
-                                                    "decode"};
+                                                    "token",    "pyramid",         "select", "flat",
+                                                    "backward", "decode"};
     return names[path];
 }
 
 static bool same_shape(const struct nvidia_shape *a, const struct nvidia_shape *b)
 {
     return a->dtype == b->dtype && a->dim == b->dim && a->dim_v == b->dim_v && a->group == b->group &&
-           a->topk == b->topk && a->causal == b->causal && a->aligned == b->aligned;
+           a->topk == b->topk && a->causal == b->causal && a->aligned == b->aligned && a->window == b->window &&
+           a->softcap == b->softcap && a->sink == b->sink;
 }
 
 static const struct nvidia_verdict *verdict_find(struct nvidia *nvidia, enum nvidia_path path,
@@ -180,10 +181,11 @@ bool nvidia_works(clattn_context *context, enum nvidia_path path, const struct n
     const struct nvidia_verdict *verdict = verdict_find(nvidia, path, shape);
     if (verdict) return verdict->works;
     if (opencl_check_process(context)) return false;
-    char what[160];
-    snprintf(what, sizeof what, "%s %s dim %d by %d group %d topk %d causal %d aligned %d",
+    char what[200];
+    snprintf(what, sizeof what, "%s %s dim %d by %d group %d topk %d causal %d aligned %d%s%s%s",
              nvidia_path_name(path), dtype_name(shape->dtype), shape->dim, shape->dim_v, shape->group,
-             shape->topk, shape->causal, shape->aligned);
+             shape->topk, shape->causal, shape->aligned, shape->window ? " window" : "",
+             shape->softcap ? " softcap" : "", shape->sink ? " sink" : "");
     struct opencl_trial trial;
     clattn_status status = opencl_trial_begin(context, what, &trial);
     if (!status && !trial.has_passed) {
@@ -224,16 +226,23 @@ bool nvidia_has(const clattn_context *context, enum nvidia_path path, const stru
 }
 
 /* Each sequence is launched by itself. */
-enum { SEQUENCES_MAX = 256 };
+enum { SEQUENCES_MAX = 256, WINDOW_LEN_MAX = 1 << 29 };
+
+bool nvidia_takes_forward(const clattn_context *context, const struct problem *problem, clattn_dtype dtype)
+{
+    const struct options *options = &problem->options;
+    if (!opencl_of(context)->nvidia || (dtype != CLATTN_FLOAT16 && dtype != CLATTN_BFLOAT16)) return false;
+    if (options->bias || options->k_scale || !(problem->scale >= 0) || problem->count > SEQUENCES_MAX) return false;
+    if (options->window && problem->q_len_max + problem->kv_len_max > WINDOW_LEN_MAX) return false;
+    return MAX(problem->q_len_max, problem->kv_len_max) * MAX(problem->q_heads, 1) < INT32_MAX;
+}
 
 bool nvidia_takes(const clattn_context *context, const struct problem *problem, clattn_dtype dtype)
 {
-    if (!opencl_of(context)->nvidia || (dtype != CLATTN_FLOAT16 && dtype != CLATTN_BFLOAT16)) return false;
-    if (has_options(&problem->options) || !(problem->scale >= 0) || problem->count > SEQUENCES_MAX)
-        return false;
+    if (has_options(&problem->options) || !nvidia_takes_forward(context, problem, dtype)) return false;
     for (int64_t s = 0; s < problem->count; s++) /* rows without any key: the portable kernels know them */
         if (problem->sequences[s].kv_len == 0 && problem->sequences[s].q_len > 0) return false;
-    return MAX(problem->q_len_max, problem->kv_len_max) * MAX(problem->q_heads, 1) < INT32_MAX;
+    return true;
 }
 
 bool nvidia_is_aligned(const clattn_tensor *tensor)
@@ -258,6 +267,9 @@ struct opencl_options nvidia_options(const struct nvidia_shape *shape)
     opencl_option(&options, "GROUP", shape->group);
     opencl_option(&options, "CAUSAL", shape->causal);
     opencl_option(&options, "ALIGNED", shape->aligned);
+    if (shape->window) opencl_option(&options, "WINDOW", 1);
+    if (shape->softcap) opencl_option(&options, "SOFTCAP", 1);
+    if (shape->sink) opencl_option(&options, "SINK", 1);
     return options;
 }
 
@@ -273,6 +285,23 @@ void nvidia_arg_rows(struct opencl_launch *launch, const clattn_tensor *tensor, 
     opencl_arg_long(launch, nvidia_first(tensor, batch, row));
     opencl_arg_long(launch, tensor ? tensor->len_stride : 0);
     opencl_arg_long(launch, tensor ? tensor->head_stride : 0);
+}
+
+void nvidia_arg_scale(struct opencl_launch *launch, const struct problem *problem)
+{
+    const struct options *options = &problem->options;
+    float scale = nvidia_scale(problem), cap = options->softcap;
+    opencl_arg_float(launch, cap > 0 ? cap : scale);
+    opencl_arg_float(launch, cap > 0 ? 2 * scale / cap : 0);
+    opencl_arg_int(launch, (int32_t)MIN(options->window, WINDOW_LEN_MAX));
+}
+
+void nvidia_arg_sink(struct opencl_launch *launch, const struct problem *problem)
+{
+    const clattn_tensor *sink = problem->options.sink;
+    opencl_arg_tensor(launch, sink);
+    opencl_arg_long(launch, sink ? sink->offset : 0);
+    opencl_arg_long(launch, sink ? sink->head_stride : 0);
 }
 
 void nvidia_run(struct opencl_launch *launch, int64_t x, int64_t y, int64_t z, int items)

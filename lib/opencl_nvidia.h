@@ -9,7 +9,7 @@
  * programs opencl_nvidia_lists.c     block lists turned around: the queries of each block
  *   opencl_nvidia_forward.c   which path serves an attention job; inverted lists
  *   opencl_nvidia_tile.c      tiles of queries over one list, queries one by one
- *   opencl_nvidia_select.c, opencl_nvidia_pyramid.c, opencl_nvidia_backward.c, opencl_nvidia_decode.c
+ *   opencl_nvidia_select.c, opencl_nvidia_flat.c, opencl_nvidia_pyramid.c, opencl_nvidia_backward.c, opencl_nvidia_decode.c
  *
  * An operation of the portable tier asks nvidia_forward() and so on first; what these do not take (`*done`
  * false) stays with the portable kernels. The choice and its measurements are in doc/nvidia.md. */
@@ -29,6 +29,7 @@ enum nvidia_path {
     NVIDIA_TOKEN,           /* any list, a warp a query, mma.sync */
     NVIDIA_PYRAMID,
     NVIDIA_SELECT,
+    NVIDIA_FLAT,     /* selection by the exact scores of all leaves */
     NVIDIA_BACKWARD, /* lists of tokens, wgmma */
     NVIDIA_DECODE,   /* selection and attention on a decode cache */
     NVIDIA_PATHS
@@ -40,6 +41,7 @@ struct nvidia_shape {
     int32_t dim, dim_v, group, topk;
     bool causal;
     bool aligned; /* every row starts on 16 bytes */
+    bool window, softcap, sink; /* options of attention that are on */
 };
 
 struct nvidia_verdict {
@@ -78,6 +80,7 @@ const char *nvidia_path_name(enum nvidia_path path);
 clattn_status nvidia_forward(clattn_context *context, const struct forward_job *job, bool *done);
 bool nvidia_prefers_parts(const clattn_context *context, const struct forward_job *job); /* struct backend */
 clattn_status nvidia_select(clattn_context *context, const struct select_job *job, bool *done);
+clattn_status nvidia_flat(clattn_context *context, const struct select_job *job, bool *done);
 clattn_status nvidia_pyramid(clattn_context *context, const struct pyramid_job *job, bool *done);
 clattn_status nvidia_backward(clattn_context *context, const struct backward_job *job, bool *done);
 clattn_status nvidia_decode(clattn_context *context, const struct decode_job *job,
@@ -90,6 +93,7 @@ clattn_status nvidia_tile_run(clattn_context *context, const struct forward_job 
                               const struct nvidia_shape *shape, enum nvidia_path path);
 clattn_status nvidia_select_run(clattn_context *context, const struct select_job *job,
                                 const struct nvidia_shape *shape);
+clattn_status nvidia_flat_run(clattn_context *context, const struct select_job *job, const struct nvidia_shape *shape);
 clattn_status nvidia_pyramid_run(clattn_context *context, const struct pyramid_job *job,
                                  const struct nvidia_shape *shape);
 clattn_status nvidia_decode_run(clattn_context *context, const struct decode_job *job,
@@ -103,13 +107,20 @@ clattn_status nvidia_backward_run(clattn_context *context, const struct backward
 bool nvidia_has(const clattn_context *context, enum nvidia_path path, const struct nvidia_shape *shape);
 
 /* What every path asks of a problem: 16-bit types, plain attention, a scale of 0 or above, not too many
- * sequences. */
+ * sequences, all with keys. Forward attention takes a window, softcap and sink too, and sequences without keys. */
 bool nvidia_takes(const clattn_context *context, const struct problem *problem, clattn_dtype dtype);
+bool nvidia_takes_forward(const clattn_context *context, const struct problem *problem, clattn_dtype dtype);
 
 bool nvidia_is_aligned(const clattn_tensor *tensor); /* do all rows start on 16 bytes? NULL: yes */
 bool nvidia_is_plain_lse(const clattn_tensor *lse);  /* [len][heads] without gaps? NULL: yes */
 struct opencl_options nvidia_options(const struct nvidia_shape *shape);
 float nvidia_scale(const struct problem *problem); /* > 0: the kernels need it */
+
+/* Blocks of a sequence; one, of which no row sees anything, when it has no keys. */
+static inline int64_t nvidia_blocks(int64_t kv_len)
+{
+    return MAX(ceil_div(kv_len, NVIDIA_LEAF), 1);
+}
 
 static inline int64_t nvidia_first(const clattn_tensor *tensor, int64_t batch, int64_t row)
 {
@@ -118,6 +129,10 @@ static inline int64_t nvidia_first(const clattn_tensor *tensor, int64_t batch, i
 
 /* A tensor's rows of one sequence: memory, first element, strides of rows and heads; NULL: none of it. */
 void nvidia_arg_rows(struct opencl_launch *launch, const clattn_tensor *tensor, int64_t batch, int64_t row);
+
+/* The arguments of the options, whether they are on or not: scale, cap_scale, window; the sink's memory and strides. */
+void nvidia_arg_scale(struct opencl_launch *launch, const struct problem *problem);
+void nvidia_arg_sink(struct opencl_launch *launch, const struct problem *problem);
 
 /* Work-groups of `items` items. */
 void nvidia_run(struct opencl_launch *launch, int64_t x, int64_t y, int64_t z, int items);

@@ -77,7 +77,7 @@ static bool takes(const clattn_context *context, const struct forward_job *job)
 {
     const struct problem *problem = job->problem;
     const clattn_blocks *blocks = job->blocks;
-    if (!nvidia_takes(context, problem, job->q->dtype) || job->k->dtype != job->q->dtype ||
+    if (!nvidia_takes_forward(context, problem, job->q->dtype) || job->k->dtype != job->q->dtype ||
         job->out->dtype != job->q->dtype || job->neighborhood)
         return false;
     if (!blocks) return true;
@@ -86,6 +86,13 @@ static bool takes(const clattn_context *context, const struct forward_job *job)
     if ((int64_t)problem->q_len_max * blocks->topk >= INT32_MAX / 2) return false;
     /* One list for all heads: only where the kernel's stride of heads can be 0. */
     return blocks->heads == problem->kv_heads || (blocks->heads == 1 && blocks->q_block > 1);
+}
+
+/* Does the window hide a key from any row? */
+static bool has_window(const struct problem *problem)
+{
+    int64_t window = problem->options.window;
+    return window && window < problem->kv_len_max + (problem->causal ? 0 : problem->q_len_max);
 }
 
 static struct nvidia_shape shape_of(const struct forward_job *job)
@@ -97,7 +104,10 @@ static struct nvidia_shape shape_of(const struct forward_job *job)
                                  .group = problem->group,
                                  .causal = problem->causal,
                                  .aligned = nvidia_is_aligned(job->q) && nvidia_is_aligned(job->k) &&
-                                            nvidia_is_aligned(job->v) && nvidia_is_aligned(job->out)};
+                                            nvidia_is_aligned(job->v) && nvidia_is_aligned(job->out),
+                                 .window = has_window(problem),
+                                 .softcap = problem->options.softcap > 0,
+                                 .sink = problem->options.sink != NULL};
 }
 
 /* At 64K tokens, 16 heads, dim 128 tiles cost about 0.05 ms for each block of a coarse list where inverted
@@ -142,7 +152,7 @@ static struct partial partial_begin(struct opencl_launch *launch, const struct f
 {
     const struct problem *problem = job->problem;
     size_t rows = (size_t)problem->q_len_max * (size_t)problem->q_heads * (size_t)job->blocks->topk;
-    size_t blocks = (size_t)ceil_div(problem->kv_len_max, NVIDIA_LEAF);
+    size_t blocks = (size_t)nvidia_blocks(problem->kv_len_max);
     struct partial partial = {0};
     partial.out = opencl_launch_temporary(launch, rows * (size_t)((problem->dim_v + 31) / 32 * 32) * 2);
     partial.lse = opencl_launch_temporary(launch, rows * sizeof(float));
@@ -158,17 +168,15 @@ static void run_blocks(struct opencl_launch *launch, const struct forward_job *j
                        const struct nvidia_shape *shape, const struct sequence *sequence,
                        const struct nvidia_inverse *inverse, const struct partial *partial)
 {
+    static const char hopper[] = NVIDIA_HOPPER_FILES "attention_inverted.cl+attention_inverted_wgmma.cl";
+    static const char mma[] = NVIDIA_BLOCK_FILES "attention_inverted.cl+attention_inverted_mma.cl";
     const struct problem *problem = job->problem;
-    struct opencl_options options = nvidia_options(shape);
+    struct nvidia_shape own = *shape;
+    own.sink = false; /* joins in the merge */
+    struct opencl_options options = nvidia_options(&own);
     opencl_option(&options, "ROWS", ROWS);
-    if (partial->core) {
-        opencl_option(&options, "TOPK", shape->topk);
-        opencl_launch_kernel(launch, NVIDIA_HOPPER_FILES "attention_inverted_wgmma.cl", "attention_inverted",
-                             options.text);
-    } else {
-        opencl_launch_kernel(launch, NVIDIA_BLOCK_FILES "attention_inverted_mma.cl", "attention_inverted",
-                             options.text);
-    }
+    if (partial->core) opencl_option(&options, "TOPK", shape->topk);
+    opencl_launch_kernel(launch, partial->core ? hopper : mma, "attention_inverted", options.text);
     nvidia_arg_rows(launch, job->q, sequence->batch, sequence->q_row);
     if (partial->core) {
         opencl_arg_mem(launch, partial->core);
@@ -186,7 +194,7 @@ static void run_blocks(struct opencl_launch *launch, const struct forward_job *j
     opencl_arg_int(launch, job->blocks->topk);
     opencl_arg_int(launch, (int32_t)inverse->n_blocks);
     opencl_arg_int(launch, (int32_t)inverse->entries);
-    opencl_arg_float(launch, nvidia_scale(problem));
+    nvidia_arg_scale(launch, problem);
     nvidia_run(launch, inverse->tiles, problem->kv_heads, 1, ITEMS);
 }
 
@@ -196,7 +204,9 @@ static void run_merge(struct opencl_launch *launch, const struct forward_job *jo
 {
     const struct problem *problem = job->problem;
     const clattn_blocks *blocks = job->blocks;
-    struct opencl_options options = nvidia_options(shape);
+    struct nvidia_shape own = *shape;
+    own.window = own.softcap = false; /* are in the parts */
+    struct opencl_options options = nvidia_options(&own);
     opencl_launch_kernel(launch, NVIDIA_BLOCK_FILES "attention_merge.cl", "attention_merge", options.text);
     opencl_arg_mem(launch, partial->out);
     opencl_arg_mem(launch, partial->lse);
@@ -207,6 +217,7 @@ static void run_merge(struct opencl_launch *launch, const struct forward_job *jo
     opencl_arg_int(launch, (int32_t)sequence->q_len);
     opencl_arg_int(launch, problem->kv_heads);
     opencl_arg_int(launch, blocks->topk);
+    nvidia_arg_sink(launch, problem);
     int64_t items = sequence->q_len * problem->q_heads * ((problem->dim_v + 31) / 32 * 4);
     nvidia_run(launch, ceil_div(items, 256), 1, 1, 256);
 }

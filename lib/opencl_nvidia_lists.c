@@ -19,7 +19,7 @@ static int64_t chunks_per_span(const struct nvidia_inverse *inverse, int64_t n_b
 
 static void plan(struct nvidia_inverse *inverse, int64_t q_len, int64_t kv_len, int32_t topk, int32_t group)
 {
-    inverse->n_blocks = ceil_div(kv_len, NVIDIA_LEAF);
+    inverse->n_blocks = nvidia_blocks(kv_len);
     inverse->chunks = ceil_div(q_len, CHUNK);
     inverse->chunks_per_span = chunks_per_span(inverse, inverse->n_blocks, inverse->chunks, topk, group);
     inverse->spans = ceil_div(inverse->chunks, inverse->chunks_per_span);
@@ -47,7 +47,7 @@ void nvidia_inverse_begin(struct opencl_launch *launch, struct nvidia_inverse *i
 {
     size_t heads = (size_t)problem->kv_heads, word = sizeof(cl_uint);
     size_t entries = (size_t)nvidia_inverse_entries(inverse, problem, topk);
-    size_t blocks = (size_t)ceil_div(problem->kv_len_max, NVIDIA_LEAF),
+    size_t blocks = (size_t)nvidia_blocks(problem->kv_len_max),
            chunks = (size_t)ceil_div(problem->q_len_max, CHUNK);
     inverse->counts = opencl_launch_temporary(launch, heads * chunks * blocks * word);
     inverse->totals = opencl_launch_temporary(launch, heads * entries * word);

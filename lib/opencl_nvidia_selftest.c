@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { Q_LEN = 150, KV_LEN = 130, LIST_QUERIES = 16 };
+enum { Q_LEN = 150, KV_LEN = 130, LIST_QUERIES = 16, WINDOW = 40, SOFTCAP = 2 };
 
 /* ---- tensors on both sides ---- */
 
@@ -33,9 +33,13 @@ clattn_status selftest_twin_new(struct selftest *t, struct twin *twin, clattn_dt
     twin->halves = malloc((size_t)(elements + 1) * dtype_bytes(dtype));
     if (!twin->halves) return fail(t->context, CLATTN_OUT_OF_MEMORY, "no memory for the self-test");
     memset(twin->halves, 0xff, (size_t)(elements + 1) * dtype_bytes(dtype));
-    for (int64_t i = 0; dtype != CLATTN_FLOAT32 && seed && i < elements; i++) {
+    for (int64_t i = 0; seed && i < elements; i++) {
         seed = seed * 1664525u + 1013904223u;
-        twin->halves[i + shift] = narrow(dtype, ((float)(seed >> 25) - 64) / 64); /* exact in both types */
+        float value = ((float)(seed >> 25) - 64) / 64; /* exact in all types */
+        if (dtype == CLATTN_FLOAT32)
+            memcpy(&((float *)(void *)twin->halves)[i], &value, sizeof value);
+        else
+            twin->halves[i + shift] = narrow(dtype, value);
     }
     twin->host = clattn_tensor_bthd(twin->halves, dtype, 1, len, heads, dim);
     twin->host.offset = shift;
@@ -92,6 +96,8 @@ clattn_status selftest_begin(struct selftest *t, int q_len, int kv_len)
     t->attention = (clattn_attention_desc)CLATTN_ATTENTION_DESC_INIT;
     t->attention.causal = shape->causal;
     t->attention.scale = 3 / sqrtf((float)shape->dim); /* so that weights differ much */
+    t->attention.window = shape->window ? WINDOW : 0;
+    t->attention.softcap = shape->softcap ? SOFTCAP : 0;
     clattn_status status = clattn_context_create(&desc, &t->reference);
     if (!status) status = selftest_twin_new(t, &t->q, shape->dtype, q_len, t->q_heads, shape->dim, 1);
     if (!status) status = selftest_twin_new(t, &t->k, shape->dtype, kv_len, t->kv_heads, shape->dim, 2);
@@ -100,8 +106,9 @@ clattn_status selftest_begin(struct selftest *t, int q_len, int kv_len)
 
 static void end(struct selftest *t)
 {
-    struct twin *const twins[] = {&t->q, &t->k, &t->v, &t->out, &t->lse, &t->dout, &t->dq, &t->dk, &t->dv};
-    for (int i = 0; i < 9; i++)
+    struct twin *const twins[] = {&t->q,    &t->k,    &t->v,  &t->out, &t->lse,
+                                  &t->sink, &t->dout, &t->dq, &t->dk,  &t->dv};
+    for (int i = 0; i < 10; i++)
         twin_free(t, twins[i]);
     clattn_context_release(t->reference);
 }
@@ -136,6 +143,10 @@ static clattn_status forward_tensors(struct selftest *t)
     if (!status) status = selftest_twin_new(t, &t->v, shape->dtype, KV_LEN, t->kv_heads, shape->dim_v, 3);
     if (!status) status = selftest_twin_new(t, &t->out, shape->dtype, Q_LEN, t->q_heads, shape->dim_v, 0);
     if (!status) status = selftest_twin_new(t, &t->lse, CLATTN_FLOAT32, Q_LEN, t->q_heads, 1, 0);
+    if (!status && shape->sink) {
+        status = selftest_twin_new(t, &t->sink, CLATTN_FLOAT32, 1, t->q_heads, 1, 5);
+        t->attention.sink = &t->sink.host;
+    }
     return status;
 }
 
@@ -149,8 +160,9 @@ static clattn_status forward_device(struct selftest *t, enum nvidia_path path, c
 {
     struct problem problem;
     struct tensors tensors = {&t->q.device, &t->k.device, &t->v.device, &t->out.device, &t->lse.device};
-    clattn_status status =
-        problem_init(t->context, &t->attention, &tensors, blocks ? blocks->q_block : 1, &problem);
+    clattn_attention_desc attention = t->attention;
+    if (attention.sink) attention.sink = &t->sink.device;
+    clattn_status status = problem_init(t->context, &attention, &tensors, blocks ? blocks->q_block : 1, &problem);
     if (status) return status;
     struct forward_job job = {.problem = &problem,
                               .q = tensors.q,
@@ -321,7 +333,8 @@ static clattn_status select_device(struct selftest *t, const clattn_select_desc 
                                  .pyramid = pyramid,
                                  .blocks = made};
         *blocks = made;
-        status = nvidia_select_run(t->context, &job, t->shape);
+        bool is_flat = select->selector == CLATTN_SELECT_FLAT_LSE;
+        status = is_flat ? nvidia_flat_run(t->context, &job, t->shape) : nvidia_select_run(t->context, &job, t->shape);
     }
     clattn_pyramid_release(t->reference, want);
     clattn_pyramid_release(t->context, pyramid);
@@ -349,10 +362,11 @@ clattn_status selftest_compare_lists(struct selftest *t, const clattn_blocks *wa
     return status;
 }
 
-static clattn_status test_select(struct selftest *t)
+static clattn_status test_select(struct selftest *t, clattn_selector selector)
 {
     clattn_select_desc select = CLATTN_SELECT_DESC_INIT;
     clattn_blocks *want = NULL, *have = NULL;
+    select.selector = selector;
     select.topk = t->shape->topk;
     clattn_status status = selftest_begin(t, SELECT_Q_LEN, SELECT_KV_LEN);
     if (!status)
@@ -371,7 +385,9 @@ clattn_status nvidia_selftest(clattn_context *context, enum nvidia_path path, co
     if (path == NVIDIA_PYRAMID)
         status = test_pyramid(&t);
     else if (path == NVIDIA_SELECT)
-        status = test_select(&t);
+        status = test_select(&t, CLATTN_SELECT_PISA);
+    else if (path == NVIDIA_FLAT)
+        status = test_select(&t, CLATTN_SELECT_FLAT_LSE);
     else if (path == NVIDIA_BACKWARD)
         status = test_backward(&t);
     else if (path == NVIDIA_DECODE)

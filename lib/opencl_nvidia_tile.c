@@ -20,7 +20,7 @@ struct tile_lists {
 
 static cl_mem keys_begin(struct opencl_launch *launch, const struct problem *problem, int32_t columns)
 {
-    int64_t blocks = ceil_div(problem->kv_len_max, NVIDIA_LEAF);
+    int64_t blocks = nvidia_blocks(problem->kv_len_max);
     return opencl_launch_temporary(launch, (size_t)(problem->kv_heads * blocks * NVIDIA_LEAF * columns * 2));
 }
 
@@ -35,7 +35,7 @@ void nvidia_pack_cores(struct opencl_launch *launch, const struct forward_job *j
     nvidia_arg_rows(launch, job->v, sequence->batch, sequence->k_row);
     opencl_arg_mem(launch, core);
     opencl_arg_int(launch, (int32_t)sequence->kv_len);
-    nvidia_run(launch, ceil_div(sequence->kv_len, NVIDIA_LEAF), job->problem->kv_heads, 1, 256);
+    nvidia_run(launch, nvidia_blocks(sequence->kv_len), job->problem->kv_heads, 1, 256);
 }
 
 /* ---- lists ---- */
@@ -43,7 +43,7 @@ void nvidia_pack_cores(struct opencl_launch *launch, const struct forward_job *j
 static void run_all(struct opencl_launch *launch, const struct forward_job *job,
                     const struct sequence *sequence, struct tile_lists *lists)
 {
-    lists->length = ceil_div(sequence->kv_len, NVIDIA_LEAF);
+    lists->length = nvidia_blocks(sequence->kv_len);
     lists->head_stride = lists->length;
     opencl_launch_kernel(launch, "mma_nvidia.cl+list_invert.cl", "list_all", "");
     opencl_arg_mem(launch, lists->list);
@@ -62,7 +62,7 @@ static void run_halves(struct opencl_launch *launch, const struct forward_job *j
     opencl_arg_long(launch, sequence->list_row * blocks->heads * blocks->topk);
     opencl_arg_mem(launch, lists->list);
     opencl_arg_long(launch, entries);
-    opencl_arg_int(launch, (int32_t)ceil_div(sequence->kv_len, NVIDIA_LEAF));
+    opencl_arg_int(launch, (int32_t)nvidia_blocks(sequence->kv_len));
     nvidia_run(launch, ceil_div(entries, 128), 1, 1, 128);
 }
 
@@ -101,7 +101,7 @@ static struct tile_lists lists_begin(struct opencl_launch *launch, const struct 
     } else if (blocks) {
         lists.list = blocks->indices.mem;
     } else {
-        size_t length = (size_t)ceil_div(problem->kv_len_max, NVIDIA_LEAF);
+        size_t length = (size_t)nvidia_blocks(problem->kv_len_max);
         lists.list = opencl_launch_temporary(launch, (size_t)problem->kv_heads * length * sizeof(cl_int));
     }
     if (!lists.mask) lists.mask = lists.list; /* not read */
@@ -158,10 +158,11 @@ static void run_tiles(struct opencl_launch *launch, const struct forward_job *jo
     opencl_arg_int(launch, (int32_t)sequence->q_len);
     opencl_arg_int(launch, (int32_t)sequence->kv_len);
     opencl_arg_int(launch, (int32_t)lists->length);
-    opencl_arg_int(launch, (int32_t)ceil_div(sequence->kv_len, NVIDIA_LEAF));
+    opencl_arg_int(launch, (int32_t)nvidia_blocks(sequence->kv_len));
     opencl_arg_int(launch, (int32_t)lists->q_block);
     opencl_arg_int(launch, (int32_t)tiles_per_list);
-    opencl_arg_float(launch, nvidia_scale(problem));
+    nvidia_arg_scale(launch, problem);
+    nvidia_arg_sink(launch, problem);
     nvidia_run(launch, lists->count * tiles_per_list, problem->kv_heads, 1, 128 * WARPGROUPS);
 }
 
@@ -170,15 +171,18 @@ static void run_tokens(struct opencl_launch *launch, const struct forward_job *j
                        const struct tile_lists *lists, cl_mem packed_k, cl_mem packed_v)
 {
     const struct problem *problem = job->problem;
-    struct opencl_options options = nvidia_options(shape);
+    struct nvidia_shape plain = *shape;
+    plain.window = plain.softcap = plain.sink = false;
+    struct opencl_options options = nvidia_options(&plain);
     opencl_launch_kernel(launch, NVIDIA_BLOCK_FILES "pack_blocks.cl", "pack_blocks", options.text);
     nvidia_arg_rows(launch, job->k, sequence->batch, sequence->k_row);
     nvidia_arg_rows(launch, job->v, sequence->batch, sequence->k_row);
     opencl_arg_mem(launch, packed_k);
     opencl_arg_mem(launch, packed_v);
     opencl_arg_int(launch, (int32_t)sequence->kv_len);
-    nvidia_run(launch, ceil_div(sequence->kv_len, NVIDIA_LEAF), problem->kv_heads, 1, 256);
+    nvidia_run(launch, nvidia_blocks(sequence->kv_len), problem->kv_heads, 1, 256);
 
+    options = nvidia_options(shape);
     opencl_launch_kernel(launch, NVIDIA_BLOCK_FILES "attention_token_mma.cl", "attention_token", options.text);
     nvidia_arg_rows(launch, job->q, sequence->batch, sequence->q_row);
     opencl_arg_mem(launch, packed_k);
@@ -190,9 +194,10 @@ static void run_tokens(struct opencl_launch *launch, const struct forward_job *j
     opencl_arg_int(launch, (int32_t)sequence->q_len);
     opencl_arg_int(launch, (int32_t)sequence->kv_len);
     opencl_arg_int(launch, (int32_t)lists->length);
-    opencl_arg_int(launch, (int32_t)ceil_div(sequence->kv_len, NVIDIA_LEAF));
+    opencl_arg_int(launch, (int32_t)nvidia_blocks(sequence->kv_len));
     opencl_arg_int(launch, (int32_t)lists->q_block);
-    opencl_arg_float(launch, nvidia_scale(problem));
+    nvidia_arg_scale(launch, problem);
+    nvidia_arg_sink(launch, problem);
     nvidia_run(launch, ceil_div(sequence->q_len, WARPS), problem->kv_heads, ceil_div(problem->group, 16),
                32 * WARPS);
 }

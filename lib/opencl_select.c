@@ -197,6 +197,7 @@ clattn_status opencl_select(clattn_context *context, const struct select_job *jo
 {
     bool done = false;
     clattn_status status = nvidia_select(context, job, &done);
+    if (!status && !done) status = nvidia_flat(context, job, &done);
     if (status || done) return status;
     status = opencl_check_lengths(context, job->problem);
     if (!status && opencl_flat_wanted(context, job)) {
