@@ -9,19 +9,8 @@
  * One work-group a block and head. Read and written once: kv_len * (DIM + DIM_V) elements. Macros: those of
  * attention_tile.cl.
  */
-__kernel
-__attribute__((reqd_work_group_size(256, 1, 1))) void pack_cores(__global const ushort *k, ulong k_base,
-                                                                 ulong k_len_stride, ulong k_head_stride,
-                                                                 __global const ushort *v, ulong v_base,
-                                                                 ulong v_len_stride, ulong v_head_stride,
-                                                                 __global uint4 *core, uint kv_len)
+static inline void pack_key_core(__global const ushort *k, ulong k_len_stride, __global uint4 *core, uint valid, uint t)
 {
-    const uint t = (uint)get_local_id(0), block = (uint)get_group_id(0), head = (uint)get_group_id(1);
-    const uint n_blocks = (uint)get_num_groups(0);
-    k += k_base + (ulong)block * LEAF * k_len_stride + head * k_head_stride;
-    v += v_base + (ulong)block * LEAF * v_len_stride + head * v_head_stride;
-    core += ((ulong)head * n_blocks + block) * (LEAF * (K_CHUNKS + V_CHUNKS));
-    const uint valid = kv_len - block * LEAF;
     for (uint n = t; n < LEAF * K_CHUNKS; n += 256) {
         const uint key = n / (8 * K_CHUNKS) * 8 + n % 8, chunk = n / 8 % K_CHUNKS;
         const uint first = chunk / 4 * 32 + chunk % 4 * 2;
@@ -35,6 +24,34 @@ __attribute__((reqd_work_group_size(256, 1, 1))) void pack_cores(__global const 
         }
         core[n] = (uint4)(w[0], w[1], w[2], w[3]);
     }
+}
+
+/* The keys alone, for selection. */
+__kernel
+__attribute__((reqd_work_group_size(256, 1, 1))) void pack_key_cores(__global const ushort *k, ulong k_base,
+                                                                     ulong k_len_stride, ulong k_head_stride,
+                                                                     __global uint4 *core, uint kv_len)
+{
+    const uint block = (uint)get_group_id(0), head = (uint)get_group_id(1), n_blocks = (uint)get_num_groups(0);
+    pack_key_core(k + k_base + (ulong)block * LEAF * k_len_stride + head * k_head_stride, k_len_stride,
+                  core + ((ulong)head * n_blocks + block) * (LEAF * K_CHUNKS), kv_len - block * LEAF,
+                  (uint)get_local_id(0));
+}
+
+__kernel
+__attribute__((reqd_work_group_size(256, 1, 1))) void pack_cores(__global const ushort *k, ulong k_base,
+                                                                 ulong k_len_stride, ulong k_head_stride,
+                                                                 __global const ushort *v, ulong v_base,
+                                                                 ulong v_len_stride, ulong v_head_stride,
+                                                                 __global uint4 *core, uint kv_len)
+{
+    const uint t = (uint)get_local_id(0), block = (uint)get_group_id(0), head = (uint)get_group_id(1);
+    const uint n_blocks = (uint)get_num_groups(0);
+    k += k_base + (ulong)block * LEAF * k_len_stride + head * k_head_stride;
+    v += v_base + (ulong)block * LEAF * v_len_stride + head * v_head_stride;
+    core += ((ulong)head * n_blocks + block) * (LEAF * (K_CHUNKS + V_CHUNKS));
+    const uint valid = kv_len - block * LEAF;
+    pack_key_core(k, k_len_stride, core, valid, t);
     for (uint n = t; n < LEAF * V_CHUNKS; n += 256) {
         const uint d = n / 64 * 8 + n % 8, key = n / 8 % 8 * 8;
         uint w[4];

@@ -1,28 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* Flat selection by exact scores: every leaf's logsumexp, summed over the heads, then the best of each query.
- *
- * flat_scores: a work-group of WARPS warps takes SLABS * WARPS slabs of 16 rows; a row is one (query, head), a query's
- * heads fill HEADS rows, GROUP of them in use. It walks all leaves that its last query sees whole, two in local memory.
+/* The scores of flat selection, see select_flat.cl: a work-group of WARPS warps takes SLABS * WARPS slabs of 16 rows and walks
+ * all leaves that its last query sees whole, two in local memory.
  *
  *     slab: 16 rows x 64 keys -> max, sum of exp2 along the row -> sum over the query's heads -> scores[query][leaf]
  *
- * flat_best: a warp a query. Lane x holds the x-th best so far, in falling order of order_key (select_rank.cl), equal ones
- * by rising index; 32 leaves are read at a time, and those that beat the last place are put in, one after the other.
- *
- *   scores [kv_heads][rows][n_leaves] float32, of the rows of this launch; first_row is the first one's number
- *
- * Read: 64 DIM elements a leaf and 128 / HEADS queries; q once; the scores once. Written: 4 bytes a query and leaf.
- * Mirrors cpu/select_ref.c. Macros: TOPK <= 32, GROUP <= 16, WARPS 4, and those of attention_tile.cl.
+ * Read: 64 DIM elements a leaf and SLABS * WARPS slabs; q once. Written: 4 bytes a query and leaf.
+ * Mirrors cpu/select_ref.c. Macros: WARPS 4, and those of select_flat.cl.
  */
 #ifndef WARPS
 #define WARPS 4
 #endif
-#ifndef TOPK
-#define TOPK 8
-#endif
-#define HEADS (GROUP > 8 ? 16 : GROUP > 4 ? 8 : GROUP > 2 ? 4 : GROUP)
 #define SLABS (K_STEPS > 4 ? 1 : 2) /* of a warp: more would not fit its registers */
-#define SLAB_QUERIES (16 / HEADS)
 
 /* Takes a lane's 4 x 2 columns of rows g (x) and g + 8 (y), `limit` of which exist, into its sum of exp2(.. - top). */
 static inline void add_scores(float4 *s, float scale, int limit, float2 *top, float2 *sum)
@@ -66,20 +54,6 @@ static inline float2 quad_lse(float2 top, float2 sum)
     return (float2)(most.x + log2_fast(sum.x), most.y + log2_fast(sum.y));
 }
 
-/* Sums over the heads: x and y belong to rows g and g + 8, whose heads are g % HEADS (16 heads: both of one query). */
-static inline float2 sum_slab(float x, float y, uint g)
-{
-    if (HEADS == 16) return (float2)(sum_heads(x, y, g), 0.0f);
-    const int used = g % HEADS < GROUP;
-    float2 s = (float2)(used ? x : 0.0f, used ? y : 0.0f);
-#pragma unroll
-    for (uint step = 1; step < HEADS; step *= 2) {
-        s.x += shuffle_xor(s.x, 4 * step);
-        s.y += shuffle_xor(s.y, 4 * step);
-    }
-    return s;
-}
-
 __kernel
 __attribute__((reqd_work_group_size(32 * WARPS, 1, 1))) void
 flat_scores(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_head_stride, __global const ushort *k,
@@ -88,11 +62,10 @@ flat_scores(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_
 {
     __local uint4 keys[2][LEAF * K_ROW];
     const uint t = (uint)get_local_id(0), lane = t & 31, g = lane >> 2, c = lane & 3;
-    const uint kv_head = (uint)get_group_id(1), tile = (uint)get_num_groups(0) - 1 - (uint)get_group_id(0);
-    const uint tile_row = tile * (WARPS * SLABS * SLAB_QUERIES), warp_row = tile_row + (t >> 5) * (SLABS * SLAB_QUERIES);
-    const uint last_row = first_row + min(tile_row + WARPS * SLABS * SLAB_QUERIES, rows) - 1;
-    const int seen = CAUSAL ? max((int)(last_row + 1 + kv_len - q_len), 0) : (int)kv_len;
-    const uint leaves = CAUSAL ? (uint)seen / LEAF : n_leaves;
+    const uint kv_head = (uint)get_group_id(1);
+    const uint tile = (uint)get_num_groups(0) - 1 - (uint)get_group_id(0); /* causal: the longest first */
+    const uint slab = (tile * WARPS + (t >> 5)) * SLABS;
+    const uint leaves = leaves_seen((tile + 1) * (WARPS * SLABS), first_row, rows, q_len, kv_len, n_leaves);
     q += q_base + (ulong)kv_head * GROUP * q_head_stride;
     k += k_base + (ulong)kv_head * k_head_stride;
     scores += (ulong)kv_head * rows * n_leaves;
@@ -100,11 +73,8 @@ flat_scores(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_
     uint4 a0[SLABS][K_STEPS], a1[SLABS][K_STEPS];
 #pragma unroll
     for (uint u = 0; u < SLABS; u++) {
-        const uint row0 = warp_row + u * SLAB_QUERIES + g / HEADS, row1 = warp_row + u * SLAB_QUERIES + (g + 8) / HEADS;
-        __global const ushort *q0 = q + (first_row + min(row0, rows - 1)) * q_len_stride +
-                                    min(g % HEADS, (uint)GROUP - 1) * q_head_stride;
-        __global const ushort *q1 = q + (first_row + min(row1, rows - 1)) * q_len_stride +
-                                    min((g + 8) % HEADS, (uint)GROUP - 1) * q_head_stride;
+        __global const ushort *q0 = slab_row(q, slab + u, g, first_row, rows, q_len_stride, q_head_stride);
+        __global const ushort *q1 = slab_row(q, slab + u, g + 8, first_row, rows, q_len_stride, q_head_stride);
 #pragma unroll
         for (uint kk = 0; kk < K_STEPS; kk++) {
             a0[u][kk] = load8(q0, 32 * kk + 8 * c, DIM);
@@ -152,51 +122,7 @@ flat_scores(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_
 #pragma unroll
         for (uint u = 0; u < SLABS; u++) {
             const float2 lse = quad_lse(top[u], sum[u]);
-            const float2 score = sum_slab(lse.x, lse.y, g);
-            const uint row0 = warp_row + u * SLAB_QUERIES + g / HEADS, row1 = row0 + 8 / HEADS;
-            if (c == 0 && (HEADS >= 8 ? g == 0 : g % HEADS == 0)) {
-                if (row0 < rows) scores[(ulong)row0 * n_leaves + leaf] = score.x;
-                if (HEADS < 16 && row1 < rows) scores[(ulong)row1 * n_leaves + leaf] = score.y;
-            }
+            store_scores(scores, sum_slab(lse.x, lse.y, g), slab + u, rows, n_leaves, leaf, g, c);
         }
     }
-}
-
-/* Forced by priority: the row's own leaf and those before it, then the first ones. */
-__kernel
-__attribute__((reqd_work_group_size(32 * WARPS, 1, 1))) void
-flat_best(__global const float *scores, __global int *list, __global int *counts, ulong list_row, uint first_row,
-          uint rows, uint q_len, uint kv_len, uint n_leaves, uint forced_first, uint forced_last)
-{
-    const uint t = (uint)get_local_id(0), lane = t & 31, row = (uint)get_group_id(0) * WARPS + (t >> 5);
-    const uint kv_head = (uint)get_group_id(1), kv_heads = (uint)get_num_groups(1);
-    if (row >= rows) return;
-    const int end = CAUSAL ? (int)(first_row + row + 1 + kv_len - q_len) : (int)kv_len;
-    const uint seen = (uint)max(end, 0), leaves = (seen + LEAF - 1) / LEAF;
-    const uint last = CAUSAL ? min(min(forced_last, leaves), (uint)TOPK) : 0;
-    const uint first = CAUSAL ? min(min(forced_first, leaves - last), (uint)TOPK - last) : 0;
-    const uint room = TOPK - first - last, eligible = CAUSAL ? min(leaves - last, seen / LEAF) : leaves;
-    scores += ((ulong)kv_head * rows + row) * n_leaves;
-    uint best = 0, leaf = 0; /* the lane's place: its key and leaf */
-    for (uint base = first; base < eligible && room > 0; base += 32) {
-        const uint key = base + lane < eligible ? order_key(scores[base + lane]) : 0;
-        for (uint better = ballot(key > shuffle(best, room - 1)); better; better &= better - 1) {
-            const uint from = 31 - clz(better & (0 - better)), own = shuffle(key, from);
-            if (own <= shuffle(best, room - 1)) continue; /* the last place got better meanwhile */
-            const uint at = popcount(ballot(lane < room && best >= own));
-            const uint next = shuffle(best, lane - 1), next_leaf = shuffle(leaf, lane - 1);
-            best = lane == at ? own : lane > at ? next : best;
-            leaf = lane == at ? base + from : lane > at ? next_leaf : leaf;
-        }
-    }
-    const uint kept = popcount(ballot(lane < room && best > 0)), count = first + kept + last;
-    uint rank = 0;
-    for (uint j = 0; j < kept; j++)
-        rank += shuffle(leaf, j) < leaf;
-    list += ((list_row + first_row + row) * kv_heads + kv_head) * TOPK;
-    if (lane < first) list[lane] = (int)lane;
-    if (lane < kept) list[first + rank] = (int)leaf;
-    if (lane < last) list[first + kept + lane] = (int)(leaves - last + lane);
-    if (lane >= count && lane < TOPK) list[lane] = -1;
-    if (lane == 0) counts[(list_row + first_row + row) * kv_heads + kv_head] = (int)count;
 }

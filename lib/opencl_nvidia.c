@@ -141,7 +141,7 @@ const char *nvidia_path_name(enum nvidia_path path)
 {
     static const char *const names[NVIDIA_PATHS] = {"inverted", "inverted-hopper", "union",  "tile",
                                                     "token",    "pyramid",         "select", "flat",
-                                                    "backward", "decode"};
+                                                    "flat-hopper", "backward", "decode"};
     return names[path];
 }
 
@@ -218,6 +218,7 @@ bool nvidia_has(const clattn_context *context, enum nvidia_path path, const stru
     case NVIDIA_INVERTED_HOPPER:
     case NVIDIA_UNION:
     case NVIDIA_TILE:
+    case NVIDIA_FLAT_HOPPER:
     case NVIDIA_BACKWARD:
         return opencl_of(context)->nvidia->tier >= NVIDIA_HOPPER && has_dim && has_dim_v;
     default:

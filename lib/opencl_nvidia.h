@@ -29,7 +29,8 @@ enum nvidia_path {
     NVIDIA_TOKEN,           /* any list, a warp a query, mma.sync */
     NVIDIA_PYRAMID,
     NVIDIA_SELECT,
-    NVIDIA_FLAT,     /* selection by the exact scores of all leaves */
+    NVIDIA_FLAT,        /* selection by the exact scores of all leaves, mma.sync */
+    NVIDIA_FLAT_HOPPER, /* the same, wgmma */
     NVIDIA_BACKWARD, /* lists of tokens, wgmma */
     NVIDIA_DECODE,   /* selection and attention on a decode cache */
     NVIDIA_PATHS
@@ -93,7 +94,8 @@ clattn_status nvidia_tile_run(clattn_context *context, const struct forward_job 
                               const struct nvidia_shape *shape, enum nvidia_path path);
 clattn_status nvidia_select_run(clattn_context *context, const struct select_job *job,
                                 const struct nvidia_shape *shape);
-clattn_status nvidia_flat_run(clattn_context *context, const struct select_job *job, const struct nvidia_shape *shape);
+clattn_status nvidia_flat_run(clattn_context *context, const struct select_job *job, const struct nvidia_shape *shape,
+                              enum nvidia_path path);
 clattn_status nvidia_pyramid_run(clattn_context *context, const struct pyramid_job *job,
                                  const struct nvidia_shape *shape);
 clattn_status nvidia_decode_run(clattn_context *context, const struct decode_job *job,

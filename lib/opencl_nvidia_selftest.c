@@ -307,7 +307,8 @@ static clattn_status test_pyramid(struct selftest *t)
     return status;
 }
 
-static clattn_status select_device(struct selftest *t, const clattn_select_desc *select, clattn_blocks **blocks)
+static clattn_status select_device(struct selftest *t, enum nvidia_path path, const clattn_select_desc *select,
+                                   clattn_blocks **blocks)
 {
     struct problem problem;
     clattn_pyramid *pyramid = NULL;
@@ -333,8 +334,8 @@ static clattn_status select_device(struct selftest *t, const clattn_select_desc 
                                  .pyramid = pyramid,
                                  .blocks = made};
         *blocks = made;
-        bool is_flat = select->selector == CLATTN_SELECT_FLAT_LSE;
-        status = is_flat ? nvidia_flat_run(t->context, &job, t->shape) : nvidia_select_run(t->context, &job, t->shape);
+        status = path == NVIDIA_SELECT ? nvidia_select_run(t->context, &job, t->shape)
+                                       : nvidia_flat_run(t->context, &job, t->shape, path);
     }
     clattn_pyramid_release(t->reference, want);
     clattn_pyramid_release(t->context, pyramid);
@@ -362,16 +363,16 @@ clattn_status selftest_compare_lists(struct selftest *t, const clattn_blocks *wa
     return status;
 }
 
-static clattn_status test_select(struct selftest *t, clattn_selector selector)
+static clattn_status test_select(struct selftest *t, enum nvidia_path path)
 {
     clattn_select_desc select = CLATTN_SELECT_DESC_INIT;
     clattn_blocks *want = NULL, *have = NULL;
-    select.selector = selector;
+    select.selector = path == NVIDIA_SELECT ? CLATTN_SELECT_PISA : CLATTN_SELECT_FLAT_LSE;
     select.topk = t->shape->topk;
     clattn_status status = selftest_begin(t, SELECT_Q_LEN, SELECT_KV_LEN);
     if (!status)
         status = clattn_select(t->reference, &t->attention, &select, &t->q.host, &t->k.host, NULL, &want, NULL);
-    if (!status) status = select_device(t, &select, &have);
+    if (!status) status = select_device(t, path, &select, &have);
     if (!status) status = selftest_compare_lists(t, want, have);
     clattn_blocks_release(t->reference, want);
     clattn_blocks_release(t->context, have);
@@ -384,10 +385,8 @@ clattn_status nvidia_selftest(clattn_context *context, enum nvidia_path path, co
     clattn_status status;
     if (path == NVIDIA_PYRAMID)
         status = test_pyramid(&t);
-    else if (path == NVIDIA_SELECT)
-        status = test_select(&t, CLATTN_SELECT_PISA);
-    else if (path == NVIDIA_FLAT)
-        status = test_select(&t, CLATTN_SELECT_FLAT_LSE);
+    else if (path == NVIDIA_SELECT || path == NVIDIA_FLAT || path == NVIDIA_FLAT_HOPPER)
+        status = test_select(&t, path);
     else if (path == NVIDIA_BACKWARD)
         status = test_backward(&t);
     else if (path == NVIDIA_DECODE)
