@@ -91,26 +91,6 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         list_length -= before;
         if (t == 0) tile_length = list_length;
     }
-    if (t == 0) {
-        const uint last_query = first_query + (min(first + ROWS_TILE, rows) - 1) / GROUP;
-        tile_end = keys_end((int)(last_query + kv_len - q_len), kv_len, window);
-        if (SOFTCAP) tile_cap = cap_scale * LOG2E;
-        for (uint s = 0; s < STAGES; s++) {
-            barrier_init(full_address + 8 * s, 1);
-            barrier_init(empty_address + 8 * s, 4 * WARPGROUPS);
-        }
-        barrier_init_fence();
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (t == 0)
-        for (uint j = 0; j < AHEAD && j < list_length; j++) {
-            const int block = tile_list[j];
-            if (block < 0 || block * LEAF >= tile_end) break;
-            barrier_expect(full_address + 8 * j, K_BYTES + V_BYTES);
-            bulk_copy(ring_address + j * (K_BYTES + V_BYTES), core + (ulong)block * (K_BYTES + V_BYTES),
-                      K_BYTES + V_BYTES, full_address + 8 * j);
-        }
-
     const uint r0 = first + (t >> 5) * 16 + g, r1 = r0 + 8;
     const uint x0 = min(r0, rows - 1) / GROUP, x1 = min(r1, rows - 1) / GROUP; /* queries within the list */
     const uint h0 = kv_head * GROUP + min(r0, rows - 1) % GROUP,
@@ -134,20 +114,42 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
             MASKED ? (high_query < 31 ? (2u << high_query) - 1 : 0xffffffffu) & ~((1u << low_query) - 1) : 1;
     }
     q += q_base + first_query * q_len_stride;
+    uint4 w0[K_STEPS], w1[K_STEPS]; /* under way while work-item 0 asks for the first blocks */
+#pragma unroll
+    for (uint kk = 0; kk < K_STEPS; kk++) {
+        w0[kk] = load8(q + x0 * q_len_stride + h0 * q_head_stride, 32 * kk + 8 * c, DIM);
+        w1[kk] = load8(q + x1 * q_len_stride + h1 * q_head_stride, 32 * kk + 8 * c, DIM);
+    }
+    if (t == 0) {
+        const uint last_query = first_query + (min(first + ROWS_TILE, rows) - 1) / GROUP;
+        const int end = keys_end((int)(last_query + kv_len - q_len), kv_len, window);
+        tile_end = end;
+        if (SOFTCAP) tile_cap = cap_scale * LOG2E;
+        for (uint s = 0; s < STAGES; s++) {
+            barrier_init(full_address + 8 * s, 1);
+            barrier_init(empty_address + 8 * s, 4 * WARPGROUPS);
+        }
+        barrier_init_fence();
+        for (uint j = 0; j < AHEAD && j < list_length; j++) {
+            const int block = tile_list[j];
+            if (block < 0 || block * LEAF >= end) break;
+            barrier_expect(full_address + 8 * j, K_BYTES + V_BYTES);
+            bulk_copy(ring_address + j * (K_BYTES + V_BYTES), core + (ulong)block * (K_BYTES + V_BYTES),
+                      K_BYTES + V_BYTES, full_address + 8 * j);
+        }
+    }
     /* queries into core matrices, in the same order of numbers as the keys */
 #pragma unroll
     for (uint kk = 0; kk < K_STEPS; kk++) {
-        const uint4 w0 = load8(q + x0 * q_len_stride + h0 * q_head_stride, 32 * kk + 8 * c, DIM);
-        const uint4 w1 = load8(q + x1 * q_len_stride + h1 * q_head_stride, 32 * kk + 8 * c, DIM);
         const uint at = ((t >> 5) * 2 * K_CHUNKS + 4 * kk) * 32 + g * 4 + c;
-        queries[at] = w0.x;
-        queries[at + 32] = w0.y;
-        queries[at + 64] = w0.z;
-        queries[at + 96] = w0.w;
-        queries[at + K_CHUNKS * 32] = w1.x;
-        queries[at + K_CHUNKS * 32 + 32] = w1.y;
-        queries[at + K_CHUNKS * 32 + 64] = w1.z;
-        queries[at + K_CHUNKS * 32 + 96] = w1.w;
+        queries[at] = w0[kk].x;
+        queries[at + 32] = w0[kk].y;
+        queries[at + 64] = w0[kk].z;
+        queries[at + 96] = w0[kk].w;
+        queries[at + K_CHUNKS * 32] = w1[kk].x;
+        queries[at + K_CHUNKS * 32 + 32] = w1[kk].y;
+        queries[at + K_CHUNKS * 32 + 64] = w1[kk].z;
+        queries[at + K_CHUNKS * 32 + 96] = w1[kk].w;
     }
     local_fence();
     barrier(CLK_LOCAL_MEM_FENCE);

@@ -10,13 +10,13 @@
  * (DIM 64, 80, 96, 128).
  */
 #ifndef WARPGROUPS
-#define WARPGROUPS 4
+#define WARPGROUPS 2
 #endif
 #ifndef STAGES
-#define STAGES 3 /* local memory of two work-groups at dim 128: 226 of 228 KiB */
+#define STAGES 2
 #endif
 #ifndef GROUPS
-#define GROUPS 2
+#define GROUPS 3
 #endif
 #define K_BYTES (LEAF * K_CHUNKS * 16)
 

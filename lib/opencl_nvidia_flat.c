@@ -6,7 +6,7 @@
 
 #include "opencl_nvidia.h"
 
-enum { TOPK_MAX = 32, GROUP_MAX = 16, WARPS = 4, WARPGROUPS = 4, TILE_QUERIES = 256 };
+enum { TOPK_MAX = 32, GROUP_MAX = 16, WARPS = 4, WARPGROUPS = 2, TILE_QUERIES = 128 };
 #define FLAT_FILES "select_rank.cl+select_flat.cl"
 
 /* Scores in memory at a time. */
