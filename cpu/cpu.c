@@ -85,7 +85,9 @@ static clattn_status cpu_open_variant(clattn_context *context, clattn_backend id
     struct cpu_state *state = calloc(1, sizeof *state);
     if (!state) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a context");
     state->id = id;
-    state->threads = context->threads ? 0 : cpu_threads_default();
+    struct cpu_machine machine = cpu_machine_read();
+    state->threads = context->threads ? 0 : cpu_threads_default(&machine);
+    state->cache_bytes = machine.cache_bytes;
     clattn_status status = install(context, &state->kernels, variant);
     if (status) {
         free(state);
@@ -213,16 +215,38 @@ static clattn_status cpu_finish(clattn_context *context, const clattn_sync *sync
     return CLATTN_SUCCESS;
 }
 
+/* ---- calls that compute: counted, so that those at work at the same time share the cores ---- */
+
+#define COUNTED(NAME, JOB)                                                                                     \
+    static clattn_status NAME##_counted(clattn_context *context, const struct JOB *job)                        \
+    {                                                                                                          \
+        cpu_call_begin();                                                                                      \
+        clattn_status status = NAME(context, job);                                                             \
+        cpu_call_end();                                                                                        \
+        return status;                                                                                         \
+    }
+
+COUNTED(cpu_pyramid_build, pyramid_job)
+COUNTED(cpu_select, select_job)
+COUNTED(cpu_forward, forward_job)
+COUNTED(cpu_gather, gather_job)
+COUNTED(cpu_merge, merge_job)
+COUNTED(cpu_quantize, quantize_job)
+COUNTED(cpu_backward, backward_job)
+COUNTED(cpu_cache_append, cache_append_job)
+COUNTED(cpu_decode, decode_job)
+
 #define CPU_BACKEND(ID, IS_REFERENCE, OPEN)                                                                    \
     {                                                                                                          \
-        .id = ID, .host_memory = true, .knows_neighborhoods = IS_REFERENCE, .open = OPEN,  \
-        .close = cpu_close, .describe = cpu_describe, .storage_create = cpu_storage_create,                    \
+        .id = ID, .host_memory = true, .knows_neighborhoods = IS_REFERENCE, .open = OPEN, .close = cpu_close,  \
+        .describe = cpu_describe, .storage_create = cpu_storage_create,                                        \
         .storage_release = cpu_storage_release, .storage_write = cpu_storage_write,                            \
         .storage_read = cpu_storage_read, .tensor_upload = cpu_tensor_copy,                                    \
-        .tensor_download = cpu_tensor_copy, .finish = cpu_finish, .pyramid_build = cpu_pyramid_build,          \
-        .select = cpu_select, .forward = cpu_forward, .gather = cpu_gather, .merge = cpu_merge,                \
-        .quantize = cpu_quantize, .backward = cpu_backward, .cache_append = cpu_cache_append,                  \
-        .cache_copy = cpu_cache_copy, .cache_cut = cpu_cache_cut, .decode = cpu_decode,                        \
+        .tensor_download = cpu_tensor_copy, .finish = cpu_finish, .pyramid_build = cpu_pyramid_build_counted,  \
+        .select = cpu_select_counted, .forward = cpu_forward_counted, .gather = cpu_gather_counted,            \
+        .merge = cpu_merge_counted, .quantize = cpu_quantize_counted, .backward = cpu_backward_counted,        \
+        .cache_append = cpu_cache_append_counted, .cache_copy = cpu_cache_copy, .cache_cut = cpu_cache_cut,    \
+        .decode = cpu_decode_counted,                                                                          \
     }
 
 const struct backend backend_reference = CPU_BACKEND(CLATTN_BACKEND_REFERENCE, true, reference_open);

@@ -101,7 +101,8 @@ void cpu_install_avx512(struct cpu_kernels *kernels); /* with HAVE_CPU_AVX512 */
 struct cpu_state {
     struct cpu_kernels kernels;
     clattn_backend id;
-    int threads; /* when the caller names none; 0: as OpenMP says */
+    int threads;         /* when the caller names none; 0: as OpenMP says */
+    int64_t cache_bytes; /* of a core's level-2 cache; 0: not known */
 };
 
 static inline const struct cpu_kernels *cpu_kernels_of(const clattn_context *context)

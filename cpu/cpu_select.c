@@ -16,12 +16,14 @@ static int32_t rows_at_once(const struct cpu_kernels *kernels, const struct sele
     return (int32_t)MAX(1, MIN(kernels->select_rows_max(job), ceil_div(lists, threads)));
 }
 
-clattn_status cpu_select(clattn_context *context, const struct select_job *job)
+clattn_status cpu_select(clattn_context *context, const struct select_job *given)
 {
+    struct select_job own = *given, *job = &own;
     const struct cpu_kernels *kernels = cpu_kernels_of(context);
     const struct problem *problem = job->problem;
     clattn_blocks *blocks = job->blocks;
     int threads = cpu_threads(context), failed = 0;
+    job->cache_bytes = ((const struct cpu_state *)context->state)->cache_bytes;
     int32_t most = rows_at_once(kernels, job, threads);
     size_t bytes = kernels->select_scratch(job, most);
 

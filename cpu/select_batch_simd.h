@@ -18,7 +18,9 @@
 
 enum {
     BATCH_ROWS = 256,
-    BATCH_QUERY_BYTES = 2 << 20, /* of packed queries, which are read again and again: a share of the cache */
+    BATCH_QUERY_BYTES =
+        2 << 20, /* of packed queries, which are read again and again: the level-2 cache's size, ... */
+    BATCH_QUERY_LEAST = 1 << 19, /* ... or that of the machine within these bounds */
     BATCH_WALK_BYTES = 16 << 20
 };
 
@@ -88,7 +90,9 @@ static int32_t batch_rows(const struct select_job *job)
     struct batch batch = {0};
     batch_layout(job, 1, NULL, &batch);
     int64_t query = batch.q_floats * (int64_t)sizeof(float), walk = (int64_t)select_walk_scratch(job);
-    return (int32_t)MAX(1, MIN(MIN(BATCH_QUERY_BYTES / query, BATCH_WALK_BYTES / walk), BATCH_ROWS));
+    int64_t near = job->cache_bytes ? job->cache_bytes : BATCH_QUERY_BYTES;
+    near = MAX(MIN(near, BATCH_QUERY_BYTES), BATCH_QUERY_LEAST);
+    return (int32_t)MAX(1, MIN(MIN(near / query, BATCH_WALK_BYTES / walk), BATCH_ROWS));
 }
 
 /* ---- the queries ---- */

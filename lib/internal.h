@@ -262,6 +262,7 @@ struct select_job {
     clattn_blocks *blocks;
     const clattn_sync *sync;
     struct kept_logits *kept; /* of the CPU; NULL: none */
+    int64_t cache_bytes;      /* likewise: what a core has near itself; 0: not known */
 };
 
 struct forward_job {

@@ -45,7 +45,7 @@ clattn_status select_run(clattn_context *context, const struct problem *problem,
         status = clattn_pyramid_build_for(context, attention, select, k, &own, sync ? &first : NULL);
         pyramid = own;
     }
-    struct select_job job = {problem, select, q, k, pyramid, blocks, sync, NULL};
+    struct select_job job = {problem, select, q, k, pyramid, blocks, sync, NULL, 0};
     if (!status) status = empty_unused(context, problem, blocks);
     if (!status) status = context->backend->select(context, &job);
     clattn_pyramid_release(context, own);
