@@ -7,6 +7,8 @@
 #ifdef HAVE_XXHASH
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -265,6 +267,35 @@ static void test_read_only(void **state)
     free(other);
 }
 
+/* A full disk, as far as a process can make one for itself: files may not grow. No entry, no remains, no word.
+ */
+static void test_full(void **state)
+{
+    enum { BYTES = 50000 };
+    (void)state;
+    cache_empty("full", folder);
+    char *key = key_of("a"), *payload = calloc(BYTES, 1);
+    assert_non_null(payload);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        const struct rlimit little = {1000, 1000};
+        signal(SIGXFSZ, SIG_IGN);
+        if (setrlimit(RLIMIT_FSIZE, &little)) _exit(2);
+        opencl_cache_store(key, payload, BYTES);
+        _exit(has_payload(key, payload, BYTES));
+    }
+    int result = -1;
+    assert_int_equal(waitpid(child, &result, 0), child);
+    assert_true(WIFEXITED(result));
+    assert_int_equal(WEXITSTATUS(result), 0);
+    assert_int_equal(folder_files(folder, NULL, NULL), 0);
+    opencl_cache_store(key, payload, BYTES);
+    assert_true(has_payload(key, payload, BYTES));
+    free(payload);
+    free(key);
+}
+
 static void test_size_limit(void **state)
 {
     (void)state;
@@ -361,7 +392,7 @@ int main(void)
         cmocka_unit_test(test_truncated),      cmocka_unit_test(test_bit_flipped),
         cmocka_unit_test(test_foreign),        cmocka_unit_test(test_unusable_folders),
         cmocka_unit_test(test_read_only),      cmocka_unit_test(test_size_limit),
-        cmocka_unit_test(test_many_processes),
+        cmocka_unit_test(test_many_processes), cmocka_unit_test(test_full),
     };
     return cmocka_run_group_tests_name("opencl_cache", tests, NULL, NULL);
 }

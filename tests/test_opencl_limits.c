@@ -237,6 +237,56 @@ static void test_limits_are_named(void **state)
     clattn_context_release(context);
 }
 
+static int kernels_checked;
+
+/* -DNAME=INTEGER and the language's version, nothing else: no number with a decimal point, which a locale could
+ * turn into a comma, no fast-math, which would make NaN of masks. */
+static void check_options(const char *kernel, const char *source, const char *options)
+{
+    (void)source;
+    kernels_checked++;
+    for (const char *at = options; *at; at += strspn(at, " ")) {
+        size_t name, digits;
+        if (strncmp(at, "-cl-std=CL", 10) == 0) {
+            at += strcspn(at, " ");
+            continue;
+        }
+        name = strncmp(at, "-D", 2) ? 0 : strspn(at + 2, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789");
+        at += 2 + name + 1;
+        digits = name && at[-1] == '=' ? strspn(at + (*at == '-'), "0123456789") : 0;
+        if (digits == 0) fail_msg("%s: build options '%s'", kernel, options);
+        at += (*at == '-') + digits;
+        if (*at != ' ' && *at != 0) fail_msg("%s: build options '%s'", kernel, options);
+    }
+}
+
+static void test_build_options(void **state)
+{
+    (void)state;
+    clattn_context *context = context_new();
+    clattn_attention_desc attention = CLATTN_ATTENTION_DESC_INIT;
+    clattn_select_desc select = CLATTN_SELECT_DESC_INIT;
+    clattn_tensor q = tensor_far(context, CLATTN_FLOAT16, 1, 512, 4, 64, 1 << 20, 0);
+    clattn_tensor lse = tensor_far(context, CLATTN_FLOAT32, 1, 512, 4, 1, 1 << 20, 0);
+    clattn_gradients gradients = CLATTN_GRADIENTS_INIT;
+    attention.scale = 0.37f;
+    attention.softcap = 12.5f;
+    gradients.dout = gradients.dq = gradients.dk = gradients.dv = &q;
+    kernels_checked = 0;
+    fake.on_kernel = check_options;
+    assert_int_equal(clattn_attention(context, &attention, &select, &q, &q, &q, &q, NULL, NULL),
+                     CLATTN_SUCCESS);
+    select.selector = CLATTN_SELECT_ROBUST;
+    assert_int_equal(clattn_attention(context, &attention, &select, &q, &q, &q, &q, NULL, NULL),
+                     CLATTN_SUCCESS);
+    clattn_attention_backward(context, &attention, &q, &q, &q, NULL, &q, &lse, &gradients, NULL);
+    fake.on_kernel = NULL;
+    assert_true(kernels_checked >= 5);
+    clReleaseMemObject(q.data);
+    clReleaseMemObject(lse.data);
+    clattn_context_release(context);
+}
+
 /* A device with less than the portable tier asks for still gets a tile, smaller each time. */
 static void test_small_local_memory(void **state)
 {
@@ -301,11 +351,9 @@ int main(void)
     setenv("CLATTN_DENSE", "tiles", 1);
     setenv("CLATTN_CACHE_SIZE", "0", 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_far_offsets),
-        cmocka_unit_test(test_all_kernels_are_cut),
-        cmocka_unit_test(test_limits_are_named),
-        cmocka_unit_test(test_small_local_memory),
-        cmocka_unit_test(test_backward_of_unequal_blocks),
+        cmocka_unit_test(test_far_offsets),        cmocka_unit_test(test_all_kernels_are_cut),
+        cmocka_unit_test(test_limits_are_named),   cmocka_unit_test(test_build_options),
+        cmocka_unit_test(test_small_local_memory), cmocka_unit_test(test_backward_of_unequal_blocks),
     };
     return cmocka_run_group_tests_name("opencl_limits", tests, NULL, NULL);
 }
