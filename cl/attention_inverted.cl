@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What attention_inverted_mma.cl and attention_inverted_wgmma.cl share: queries of listed rows, weights within one
- * block, partial results.
+/* What attention_inverted_mma.cl and attention_inverted_wgmma.cl share: queries of listed rows, weights within
+ * one block, partial results.
  *
  * Macros: WARPS 4, ROWS 512, and those of attention_tile.cl.
  */
@@ -27,14 +27,15 @@ static inline void load_queries(uint4 *a0, uint4 *a1, __global const ushort *q, 
 static inline int2 columns_seen(uint i, int valid, uint q_len, uint window)
 {
     const int position = valid + (int)(i - q_len);
-    return (int2)(WINDOW ? position + 1 - (int)window : 0,
-                  CAUSAL   ? min(valid, position + 1)
-                  : WINDOW ? min(valid, position + (int)window)
-                           : valid);
+    return (int2)(WINDOW ? position + 1 - (int)window : 0, CAUSAL   ? min(valid, position + 1)
+                                                           : WINDOW ? min(valid, position + (int)window)
+                                                                    : valid);
 }
 
-/* Scores of one block become weights; returns their sums over the row, *top is the largest score times scale. */
-static inline float2 weigh_block(float4 *s, int2 seen0, int2 seen1, float scale, float cap_scale, uint c, float2 *top)
+/* Scores of one block become weights; returns their sums over the row, *top is the largest score times scale.
+ */
+static inline float2 weigh_block(float4 *s, int2 seen0, int2 seen1, float scale, float cap_scale, uint c,
+                                 float2 *top)
 {
     if (SOFTCAP) cap_scores(s, cap_scale);
     if (ballot(seen0.y < LEAF || seen1.y < LEAF)) mask_scores(s, seen0.y, seen1.y, c);
@@ -57,8 +58,8 @@ static inline float2 sum_quad(float2 sum)
 }
 
 /* Normalised results and logarithms of rows at0 and at1. */
-static inline void store_partial(__global uint4 *partial_out, __global float *partial_lse, const float4 *o, float2 top,
-                                 float2 sum, ulong at0, ulong at1, int store0, int store1, uint c)
+static inline void store_partial(__global uint4 *partial_out, __global float *partial_lse, const float4 *o,
+                                 float2 top, float2 sum, ulong at0, ulong at1, int store0, int store1, uint c)
 {
     const float inv0 = sum.x > 0 ? 1.0f / sum.x : 0.0f, inv1 = sum.y > 0 ? 1.0f / sum.y : 0.0f;
 #pragma unroll

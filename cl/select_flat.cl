@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* Flat selection by exact scores: every leaf's logsumexp, summed over the heads (flat_scores, in select_flat_mma.cl and
- * select_flat_wgmma.cl), then the best leaves of each query (flat_best).
+/* Flat selection by exact scores: every leaf's logsumexp, summed over the heads (flat_scores, in
+ * select_flat_mma.cl and select_flat_wgmma.cl), then the best leaves of each query (flat_best).
  *
  *   scores [kv_heads][rows][n_leaves] float32, of the rows of this launch; first_row is the first one's number.
  *          Written are the leaves that a row sees whole (not causal: all), and some more.
  *
- * Rows of a tile: one (query, head); a query's heads fill HEADS of them, GROUP of which are in use, and 16 rows make a slab.
+ * Rows of a tile: one (query, head); a query's heads fill HEADS of them, GROUP of which are in use, and 16 rows
+ * make a slab.
  *
- * flat_best: a warp a query. Lane x holds the x-th best so far, in falling order of order_key (select_rank.cl), equal ones
- * by rising index; 32 leaves are read at a time, and those that beat the last place are put in, one after the other.
+ * flat_best: a warp a query. Lane x holds the x-th best so far, in falling order of order_key (select_rank.cl),
+ * equal ones by rising index; 32 leaves are read at a time, and those that beat the last place are put in, one
+ * after the other.
  *
  * Mirrors cpu/select_ref.c. Macros: TOPK <= 32, GROUP <= 16, and those of attention_tile.cl.
  */
@@ -19,7 +21,8 @@
 #define HEADS (GROUP > 8 ? 16 : GROUP > 4 ? 8 : GROUP > 2 ? 4 : GROUP)
 #define SLAB_QUERIES (16 / HEADS)
 
-/* Sums over the heads: x and y belong to rows g and g + 8, whose heads are g % HEADS (16 heads: both of one query). */
+/* Sums over the heads: x and y belong to rows g and g + 8, whose heads are g % HEADS (16 heads: both of one
+ * query). */
 static inline float2 sum_slab(float x, float y, uint g)
 {
     if (HEADS == 16) return (float2)(sum_heads(x, y, g), 0.0f);
@@ -34,15 +37,15 @@ static inline float2 sum_slab(float x, float y, uint g)
 }
 
 /* Where row g of slab `slab` finds its query and head, among the rows of the launch. */
-static inline __global const ushort *slab_row(__global const ushort *q, uint slab, uint g, uint first_row, uint rows,
-                                              ulong len_stride, ulong head_stride)
+static inline __global const ushort *slab_row(__global const ushort *q, uint slab, uint g, uint first_row,
+                                              uint rows, ulong len_stride, ulong head_stride)
 {
     return q + (first_row + min(slab * SLAB_QUERIES + g / HEADS, rows - 1)) * len_stride +
            min(g % HEADS, (uint)GROUP - 1) * head_stride;
 }
 
-static inline void store_scores(__global float *scores, float2 score, uint slab, uint rows, uint n_leaves, uint leaf, uint g,
-                                uint c)
+static inline void store_scores(__global float *scores, float2 score, uint slab, uint rows, uint n_leaves,
+                                uint leaf, uint g, uint c)
 {
     const uint row0 = slab * SLAB_QUERIES + g / HEADS, row1 = row0 + 8 / HEADS;
     if (c != 0 || (HEADS >= 8 ? g : g % HEADS) != 0) return;
@@ -60,8 +63,9 @@ static inline uint leaves_seen(uint end, uint first_row, uint rows, uint q_len, 
 /* Forced by priority: the row's own leaf and those before it, then the first ones. */
 __kernel
 __attribute__((reqd_work_group_size(32 * BEST_WARPS, 1, 1))) void
-flat_best(__global const float *scores, __global int *list, __global int *counts, ulong list_row, uint first_row,
-          uint rows, uint q_len, uint kv_len, uint n_leaves, uint forced_first, uint forced_last)
+flat_best(__global const float *scores, __global int *list, __global int *counts, ulong list_row,
+          uint first_row, uint rows, uint q_len, uint kv_len, uint n_leaves, uint forced_first,
+          uint forced_last)
 {
     const uint t = (uint)get_local_id(0), lane = t & 31, row = (uint)get_group_id(0) * BEST_WARPS + (t >> 5);
     const uint kv_head = (uint)get_group_id(1), kv_heads = (uint)get_num_groups(1);

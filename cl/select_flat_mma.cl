@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* The scores of flat selection, see select_flat.cl: a work-group of WARPS warps takes SLABS * WARPS slabs of 16 rows and walks
- * all leaves that its last query sees whole, two in local memory.
+/* The scores of flat selection, see select_flat.cl: a work-group of WARPS warps takes SLABS * WARPS slabs of 16
+ * rows and walks all leaves that its last query sees whole, two in local memory.
  *
- *     slab: 16 rows x 64 keys -> max, sum of exp2 along the row -> sum over the query's heads -> scores[query][leaf]
+ *     slab: 16 rows x 64 keys -> max, sum of exp2 along the row -> sum over the query's heads ->
+ * scores[query][leaf]
  *
  * Read: 64 DIM elements a leaf and SLABS * WARPS slabs; q once. Written: 4 bytes a query and leaf.
  * Mirrors cpu/select_ref.c. Macros: WARPS 4, and those of select_flat.cl.
@@ -12,7 +13,8 @@
 #endif
 #define SLABS (K_STEPS > 4 ? 1 : 2) /* of a warp: more would not fit its registers */
 
-/* Takes a lane's 4 x 2 columns of rows g (x) and g + 8 (y), `limit` of which exist, into its sum of exp2(.. - top). */
+/* Takes a lane's 4 x 2 columns of rows g (x) and g + 8 (y), `limit` of which exist, into its sum of exp2(.. -
+ * top). */
 static inline void add_scores(float4 *s, float scale, int limit, float2 *top, float2 *sum)
 {
     float2 most = (float2)(-INFINITY, -INFINITY), shift;
@@ -56,9 +58,10 @@ static inline float2 quad_lse(float2 top, float2 sum)
 
 __kernel
 __attribute__((reqd_work_group_size(32 * WARPS, 1, 1))) void
-flat_scores(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_head_stride, __global const ushort *k,
-            ulong k_base, ulong k_len_stride, ulong k_head_stride, __global float *scores, uint first_row, uint rows,
-            uint q_len, uint kv_len, uint n_leaves, float scale)
+flat_scores(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_head_stride,
+            __global const ushort *k, ulong k_base, ulong k_len_stride, ulong k_head_stride,
+            __global float *scores, uint first_row, uint rows, uint q_len, uint kv_len, uint n_leaves,
+            float scale)
 {
     __local uint4 keys[2][LEAF * K_ROW];
     const uint t = (uint)get_local_id(0), lane = t & 31, g = lane >> 2, c = lane & 3;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Hopper form of the scores of flat selection (select_flat.cl, select_flat_mma.cl): the products by wgmma on 64 rows, leaves
- * packed by pack_key_cores come by bulk copies into a ring of STAGES.
+/* Hopper form of the scores of flat selection (select_flat.cl, select_flat_mma.cl): the products by wgmma on 64
+ * rows, leaves packed by pack_key_cores come by bulk copies into a ring of STAGES.
  *
- *     work-group: WARPGROUPS x 64 rows, a slab of 16 a warp; queries stay in local memory. A stage is free again as soon as
- *     the scores are in registers, so the copies run behind the exponentials.
+ *     work-group: WARPGROUPS x 64 rows, a slab of 16 a warp; queries stay in local memory. A stage is free
+ * again as soon as the scores are in registers, so the copies run behind the exponentials.
  *
  * Read: 64 DIM elements a leaf and 4 WARPGROUPS slabs; q once. Written: 4 bytes a query and leaf.
- * Mirrors cpu/select_ref.c. Macros: WARPGROUPS 1..4, STAGES, GROUPS work-groups a multiprocessor, and those of select_flat.cl
- * (DIM 64, 80, 96, 128).
+ * Mirrors cpu/select_ref.c. Macros: WARPGROUPS 1..4, STAGES, GROUPS work-groups a multiprocessor, and those of
+ * select_flat.cl (DIM 64, 80, 96, 128).
  */
 #ifndef WARPGROUPS
 #define WARPGROUPS 2
@@ -22,8 +22,9 @@
 
 __kernel
 __attribute__((reqd_work_group_size(128 * WARPGROUPS, 1, 1))) void
-flat_scores(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_head_stride, __global const uchar *core,
-            __global float *scores, uint first_row, uint rows, uint q_len, uint kv_len, uint n_leaves, float scale)
+flat_scores(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_head_stride,
+            __global const uchar *core, __global float *scores, uint first_row, uint rows, uint q_len,
+            uint kv_len, uint n_leaves, float scale)
 {
     __local uchar ring[STAGES * K_BYTES] __attribute__((aligned(1024)));
     __local uint queries[64 * WARPGROUPS * K_CHUNKS * 4] __attribute__((aligned(1024)));

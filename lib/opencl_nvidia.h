@@ -5,11 +5,12 @@
 /* The matrix tier of NVIDIA cards.
  *
  *   opencl_nvidia.c           which tier a card has: canary programs that must compute rightly
- *   opencl_nvidia_selftest.c  each path against the reference before its first use, for each shape of its
- * programs opencl_nvidia_lists.c     block lists turned around: the queries of each block
+ *   opencl_nvidia_selftest.c  each path against the reference before its first use, for each shape
+ *   opencl_nvidia_lists.c     block lists turned around: the queries of each block
  *   opencl_nvidia_forward.c   which path serves an attention job; inverted lists
  *   opencl_nvidia_tile.c      tiles of queries over one list, queries one by one
- *   opencl_nvidia_select.c, opencl_nvidia_flat.c, opencl_nvidia_pyramid.c, opencl_nvidia_backward.c, opencl_nvidia_decode.c
+ *   opencl_nvidia_flat.c      selection by the exact scores of all leaves
+ *   opencl_nvidia_select.c, opencl_nvidia_pyramid.c, opencl_nvidia_backward.c, opencl_nvidia_decode.c
  *
  * An operation of the portable tier asks nvidia_forward() and so on first; what these do not take (`*done`
  * false) stays with the portable kernels. The choice and its measurements are in doc/nvidia.md. */
@@ -31,8 +32,8 @@ enum nvidia_path {
     NVIDIA_SELECT,
     NVIDIA_FLAT,        /* selection by the exact scores of all leaves, mma.sync */
     NVIDIA_FLAT_HOPPER, /* the same, wgmma */
-    NVIDIA_BACKWARD, /* lists of tokens, wgmma */
-    NVIDIA_DECODE,   /* selection and attention on a decode cache */
+    NVIDIA_BACKWARD,    /* lists of tokens, wgmma */
+    NVIDIA_DECODE,      /* selection and attention on a decode cache */
     NVIDIA_PATHS
 };
 
@@ -41,7 +42,7 @@ struct nvidia_shape {
     clattn_dtype dtype;
     int32_t dim, dim_v, group, topk;
     bool causal;
-    bool aligned; /* every row starts on 16 bytes */
+    bool aligned;               /* every row starts on 16 bytes */
     bool window, softcap, sink; /* options of attention that are on */
 };
 
@@ -94,8 +95,8 @@ clattn_status nvidia_tile_run(clattn_context *context, const struct forward_job 
                               const struct nvidia_shape *shape, enum nvidia_path path);
 clattn_status nvidia_select_run(clattn_context *context, const struct select_job *job,
                                 const struct nvidia_shape *shape);
-clattn_status nvidia_flat_run(clattn_context *context, const struct select_job *job, const struct nvidia_shape *shape,
-                              enum nvidia_path path);
+clattn_status nvidia_flat_run(clattn_context *context, const struct select_job *job,
+                              const struct nvidia_shape *shape, enum nvidia_path path);
 clattn_status nvidia_pyramid_run(clattn_context *context, const struct pyramid_job *job,
                                  const struct nvidia_shape *shape);
 clattn_status nvidia_decode_run(clattn_context *context, const struct decode_job *job,
@@ -109,7 +110,8 @@ clattn_status nvidia_backward_run(clattn_context *context, const struct backward
 bool nvidia_has(const clattn_context *context, enum nvidia_path path, const struct nvidia_shape *shape);
 
 /* What every path asks of a problem: 16-bit types, plain attention, a scale of 0 or above, not too many
- * sequences, all with keys. Forward attention takes a window, softcap and sink too, and sequences without keys. */
+ * sequences, all with keys. Forward attention takes a window, softcap and sink too, and sequences without keys.
+ */
 bool nvidia_takes(const clattn_context *context, const struct problem *problem, clattn_dtype dtype);
 bool nvidia_takes_forward(const clattn_context *context, const struct problem *problem, clattn_dtype dtype);
 
@@ -132,7 +134,8 @@ static inline int64_t nvidia_first(const clattn_tensor *tensor, int64_t batch, i
 /* A tensor's rows of one sequence: memory, first element, strides of rows and heads; NULL: none of it. */
 void nvidia_arg_rows(struct opencl_launch *launch, const clattn_tensor *tensor, int64_t batch, int64_t row);
 
-/* The arguments of the options, whether they are on or not: scale, cap_scale, window; the sink's memory and strides. */
+/* The arguments of the options, whether they are on or not: scale, cap_scale, window; the sink's memory and
+ * strides. */
 void nvidia_arg_scale(struct opencl_launch *launch, const struct problem *problem);
 void nvidia_arg_sink(struct opencl_launch *launch, const struct problem *problem);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Flat selection by exact scores on NVIDIA cards: all leaves' scores by the matrix unit, then the best of each query; see
- * cl/select_flat.cl. */
+/* Flat selection by exact scores on NVIDIA cards: all leaves' scores by the matrix unit, then the best of each
+ * query; see cl/select_flat.cl. */
 
 #include "config.h"
 
@@ -97,8 +97,8 @@ static void run_scores(struct opencl_launch *launch, const struct flat *flat, co
                flat->core ? 128 * WARPGROUPS : 32 * WARPS);
 }
 
-static void run_best(struct opencl_launch *launch, const struct flat *flat, const struct sequence *sequence, int64_t first,
-                     int64_t rows)
+static void run_best(struct opencl_launch *launch, const struct flat *flat, const struct sequence *sequence,
+                     int64_t first, int64_t rows)
 {
     const struct select_job *job = flat->job;
     const clattn_select_desc *select = job->select;
@@ -119,8 +119,8 @@ static void run_best(struct opencl_launch *launch, const struct flat *flat, cons
     nvidia_run(launch, ceil_div(rows, WARPS), job->problem->kv_heads, 1, 32 * WARPS);
 }
 
-clattn_status nvidia_flat_run(clattn_context *context, const struct select_job *job, const struct nvidia_shape *shape,
-                              enum nvidia_path path)
+clattn_status nvidia_flat_run(clattn_context *context, const struct select_job *job,
+                              const struct nvidia_shape *shape, enum nvidia_path path)
 {
     const struct problem *problem = job->problem;
     int64_t leaves = ceil_div(problem->kv_len_max, NVIDIA_LEAF), row = (shape->dim + 31) / 32 * 32;
@@ -132,7 +132,8 @@ clattn_status nvidia_flat_run(clattn_context *context, const struct select_job *
     opencl_launch_begin(context, job->sync, &launch);
     flat.scores = opencl_launch_temporary(&launch, (size_t)(most * row_bytes));
     if (path == NVIDIA_FLAT_HOPPER)
-        flat.core = opencl_launch_temporary(&launch, (size_t)(problem->kv_heads * leaves * NVIDIA_LEAF * row * 2));
+        flat.core =
+            opencl_launch_temporary(&launch, (size_t)(problem->kv_heads * leaves * NVIDIA_LEAF * row * 2));
     for (int64_t s = 0; s < problem->count; s++) {
         const struct sequence *sequence = &problem->sequences[s];
         if (flat.core && sequence->q_len > 0) run_keys(&launch, &flat, sequence);

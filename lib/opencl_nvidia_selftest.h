@@ -25,7 +25,8 @@ struct selftest {
 /* Contexts, attention, q and k. */
 clattn_status selftest_begin(struct selftest *t, int q_len, int kv_len);
 
-/* A tensor of 16-bit numbers, or of float32 (dim 1), filled unless the seed is 0. Rows that must not be aligned begin one element late. */
+/* A tensor of 16-bit numbers, or of float32 (dim 1), filled unless the seed is 0. Rows that must not be aligned
+ * begin one element late. */
 clattn_status selftest_twin_new(struct selftest *t, struct twin *twin, clattn_dtype dtype, int64_t len,
                                 int heads, int dim, uint32_t seed);
 
