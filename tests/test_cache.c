@@ -31,7 +31,7 @@ static const struct cache_case cases[] = {
     {"contiguous", SIZE_TINY, F32, 150, 1, 2, 8, 8, 16, 0, PISA, false},
     {"pages of 16", SIZE_TINY, F32, 150, 2, 1, 8, 12, 16, 16, PISA, false},
     {"pages across leaves", SIZE_NORMAL, F32, 333, 2, 3, 20, 20, 16, 40, PISA, false},
-    {"leaves across pages", SIZE_NORMAL, F16, 600, 2, 2, 64, 64, 64, 48, PISA, false},
+    {"leaves across pages", SIZE_NORMAL, F16, 600, 2, 2, 24, 24, 64, 48, PISA, false},
     {"small pages", SIZE_CPU, BF16, 420, 1, 16, 64, 32, 32, 16, PISA, false},
     {"large pages", SIZE_CPU, F16, 700, 1, 5, 80, 80, 16, 256, PISA, false},
     {"leaves of 128", SIZE_CPU, F32, 900, 1, 1, 16, 16, 128, 100, PISA, false},
@@ -200,7 +200,34 @@ static void problem_free(const struct target *target, struct problem *p)
     free(p->counts);
 }
 
-static void check_case(const struct target *target, const struct cache_case *c)
+/* What a case gives by the definition, for the lists of one target; others mostly have the same. */
+struct answer {
+    struct expected expected;
+    int32_t *indices;
+    bool known;
+};
+
+static void answer_free(struct answer *answer)
+{
+    if (answer->known) expected_free(&answer->expected);
+    free(answer->indices);
+    *answer = (struct answer){.known = false};
+}
+
+static void answer_find(struct answer *answer, const struct problem *p, const struct forward *forward)
+{
+    size_t bytes = (size_t)p->c->len * (size_t)p->c->kv_heads * (size_t)p->select.topk * sizeof *p->indices;
+    if (answer->known && (!p->indices || memcmp(answer->indices, p->indices, bytes) == 0)) return;
+    answer_free(answer);
+    answer->expected = expected_forward(forward);
+    answer->known = true;
+    if (!p->indices) return;
+    answer->indices = malloc(bytes);
+    assert_non_null(answer->indices);
+    memcpy(answer->indices, p->indices, bytes);
+}
+
+static void check_case(const struct target *target, const struct cache_case *c, struct answer *answer)
 {
     struct problem p = problem_new(target, c);
     struct lists lists = {.desc = CLATTN_BLOCKS_DESC_INIT, .indices = p.indices};
@@ -209,27 +236,29 @@ static void check_case(const struct target *target, const struct cache_case *c)
     lists.desc.heads = c->kv_heads;
     lists.desc.topk = p.select.topk;
     struct forward forward = fixture_problem(&p.f, p.indices ? &lists : NULL);
-    struct expected expected = expected_forward(&forward);
+    answer_find(answer, &p, &forward);
     for (int chunking = WHOLE; chunking <= ROLLBACK; chunking++) {
         if (c->all_keys && chunking != WHOLE) continue;
         clattn_cache *cache = cache_of(target, c, c->dtype, 2);
         array_poison(&p.f.out);
         array_poison(&p.f.lse);
         run_chunks(target, &p, cache, chunking);
-        expected_compare(&expected, &forward, &p.f.out.view, &p.f.lse.view, target->label, c->name);
+        expected_compare(&answer->expected, &forward, &p.f.out.view, &p.f.lse.view, target->label, c->name);
         pyramid_compare(target, &p, cache, chunkings[chunking]);
         clattn_cache_release(target->context, cache);
     }
-    expected_free(&expected);
     problem_free(target, &p);
 }
 
 static void test_prefill(void **state)
 {
     (void)state;
-    for (int n = 0; n < COUNT(cases); n++)
+    for (int n = 0; n < COUNT(cases); n++) {
+        struct answer answer = {.known = false};
         FOR_EACH_TARGET (target)
-            if (target_runs(target, cases[n].size)) check_case(target, &cases[n]);
+            if (target_runs(target, cases[n].size)) check_case(target, &cases[n], &answer);
+        answer_free(&answer);
+    }
     target_report("decoding as the prefill");
 }
 
