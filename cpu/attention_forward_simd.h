@@ -93,11 +93,11 @@ static void state_begin(struct forward_state *state)
     const clattn_tensor *q = state->job->q;
     int32_t dim = state->job->problem->dim;
     for (int64_t first = 0; first < state->rows; first += LANES_MAX) {
-        int64_t left = MIN(state->rows - first, LANES_MAX), lanes = lane_vectors(left) * WIDTH;
+        int64_t left = MIN(state->rows - first, LANES_MAX);
+        const void *row[LANES_MAX];
         for (int64_t lane = 0; lane < left; lane++)
-            query_pack(tensor_tile_row(state, q, first + lane), q->dtype, dim, state->q + first * dim, lanes,
-                       lane);
-        query_pad(dim, state->q + first * dim, lanes, left);
+            row[lane] = tensor_tile_row(state, q, first + lane);
+        queries_pack(row, left, q->dtype, dim, state->q + first * dim, lane_vectors(left));
     }
     for (int64_t r = 0; r < rows_padded(state->rows); r++) {
         state->row_max[r] = -INFINITY;
@@ -123,13 +123,18 @@ static void softmax_lanes(struct forward_state *state, const struct block_view *
     for (int n = 0; n < vectors; n++) {
         int64_t lane = first + n * WIDTH, lanes = vectors * WIDTH;
         float *z = state->logits + first * state->block + n * WIDTH;
-        vec old_max = vec_load(state->row_max + lane), new_max = old_max;
+        vec old_max = vec_load(state->row_max + lane), new_max = old_max, other_max = old_max;
         if (changes) view_logits(&state->view, &block->piece, range, lane, z, lanes, NULL);
-        for (int64_t j = range.first; j < range.end; j++)
+        int64_t j = range.first;
+        for (; j + 2 <= range.end; j += 2) { /* two chains: each waits for its last result */
             new_max = vec_max(vec_load(z + j * lanes), new_max);
+            other_max = vec_max(vec_load(z + (j + 1) * lanes), other_max);
+        }
+        if (j < range.end) other_max = vec_max(vec_load(z + j * lanes), other_max);
+        new_max = vec_max(new_max, other_max);
         /* A row that has seen nothing subtracts 0: its weights are exp(-inf) = 0. */
         vec shift = vec_where_less(vec_set(-INFINITY), new_max, new_max, vec_zero()), sum = vec_zero();
-        for (int64_t j = range.first; j < range.end; j++) {
+        for (j = range.first; j < range.end; j++) {
             vec weight = vec_exp_below(vec_sub(vec_load(z + j * lanes), shift));
             vec_store(z + j * lanes, weight);
             sum = vec_add(sum, weight);
@@ -154,7 +159,6 @@ static struct float_rows value_panel(const struct forward_state *state, const st
     memset(state->value, 0, exists < lanes ? (size_t)(value->count * lanes) * sizeof(float) : 0);
     panel_to_float(value->data + d * element, value->dtype, value->stride, value->count, exists, state->value,
                    lanes);
-    if (value->scale) panel_scale(value->scale, value->count, exists, state->value, lanes);
     return (struct float_rows){state->value, lanes};
 }
 
@@ -210,9 +214,15 @@ static void block_values_rows(struct forward_state *state, const struct block_vi
 }
 
 /* Shares the lines of the next piece's keys among the calls of block_values_rows: call `n` of `calls`
- * prefetches one line of each row while it computes, and further ones before. */
-static struct ahead share_lines(const struct rows *next, int64_t n, int64_t calls, bool before)
+ * prefetches its part of them in the order of addresses while it computes `steps` keys, or, of rows with gaps,
+ * one line of each row, and further ones before. */
+static struct ahead share_lines(const struct rows *next, int64_t steps, int64_t n, int64_t calls, bool before)
 {
+    if (next && !before && rows_contiguous(next)) {
+        int64_t bytes = next->count * stride_bytes(next), from = n * bytes / calls;
+        int64_t step = ((n + 1) * bytes / calls - from) / steps;
+        if (step <= LINE) return (struct ahead){next->data + from, step};
+    }
     int64_t from = next ? n * row_lines(next) / calls : 0, to = next ? (n + 1) * row_lines(next) / calls : 0;
     static const char nothing;
     struct ahead none = {&nothing, 0};
@@ -221,9 +231,42 @@ static struct ahead share_lines(const struct rows *next, int64_t n, int64_t call
     return before ? none : (struct ahead){next->data + (to - 1) * LINE, stride_bytes(next)};
 }
 
+#if defined(SIMD_TALL_ROWS)
+/* Values that are not float32 and that one tall tile reads only once are converted where they are used. */
+static bool block_values_tall(struct forward_state *state, const struct block_view *block,
+                              const struct rows *next)
+{
+    const struct rows *value = &block->value;
+    int64_t panels = value->dim / WIDTH;
+    if (block->piece.partial || state->rows != SIMD_TALL_ROWS || value->dtype == CLATTN_FLOAT32 ||
+        value->dim % WIDTH != 0)
+        return false;
+    for (int64_t n = 0; n < panels; n++)
+        weighted_sum_tall(state->logits, value->data + n * WIDTH * element_bytes(value->dtype), value->dtype,
+                          stride_bytes(value), value->count, state->correction, state->out + n * WIDTH,
+                          state->out_stride, share_lines(next, value->count, n, panels, false));
+    return true;
+}
+#endif
+
+/* Weights of int8 values get their scales: fewer products than scaling the values. */
+static void scale_weights(struct forward_state *state, const struct block_view *block)
+{
+    for (int64_t first = 0; first < state->rows; first += LANES_MAX) {
+        struct key_range range = state->ranges[first / LANES_MAX];
+        int64_t lanes = lane_vectors(state->rows - first) * WIDTH;
+        rows_scale(block->value.scale + range.first, range.end - range.first,
+                   state->logits + first * state->block + range.first * lanes, lanes);
+    }
+}
+
 /* out = out * correction + weights * values; meanwhile the next piece's keys are prefetched. */
 static void block_values(struct forward_state *state, struct block_view *block, const struct rows *next)
 {
+    if (block->value.scale) scale_weights(state, block);
+#if defined(SIMD_TALL_ROWS)
+    if (block_values_tall(state, block, next)) return;
+#endif
     int64_t panels = ceil_div(state->out_stride, 2 * WIDTH), call = 0;
     int64_t groups = state->rows / LANES_MAX, rest = state->rows % LANES_MAX;
     int64_t calls = panels * (groups * ceil_div(LANES_MAX, PV_ROWS) + ceil_div(rest, PV_ROWS));
@@ -235,7 +278,7 @@ static void block_values(struct forward_state *state, struct block_view *block, 
         for (int64_t group = 0; group < state->rows; group += LANES_MAX) {
             int64_t end = MIN(group + LANES_MAX, state->rows);
             for (int64_t r = group; r < end; r += PV_ROWS) {
-                panel.ahead = share_lines(next, call++, calls, block->piece.partial);
+                panel.ahead = share_lines(next, block->piece.count, call++, calls, block->piece.partial);
                 block_values_rows(state, block, &panel, group, r, (int)MIN(PV_ROWS, end - r));
             }
         }
@@ -244,11 +287,11 @@ static void block_values(struct forward_state *state, struct block_view *block, 
 
 /* ---- the tile ---- */
 
-static struct rows block_rows(const struct forward_state *state, const clattn_tensor *tensor,
-                              const struct piece *piece)
+static struct rows piece_rows(const struct forward_job *job, const struct forward_tile *tile,
+                              const clattn_tensor *tensor, const struct piece *piece)
 {
-    const struct sequence *sequence = state->tile->sequence;
-    int32_t kv_head = state->tile->head / state->job->problem->group;
+    const struct sequence *sequence = tile->sequence;
+    int32_t kv_head = tile->head / job->problem->group;
     return (struct rows){sequence_row(tensor, sequence, piece->first, kv_head),
                          tensor->dtype,
                          tensor->len_stride,
@@ -260,8 +303,8 @@ static struct rows block_rows(const struct forward_state *state, const clattn_te
 static bool block_next(struct forward_state *state, struct block_view *block)
 {
     if (!view_next(&state->view, &block->piece)) return false;
-    block->key = block_rows(state, state->job->k, &block->piece);
-    block->value = block_rows(state, state->job->v, &block->piece);
+    block->key = piece_rows(state->job, state->tile, state->job->k, &block->piece);
+    block->value = piece_rows(state->job, state->tile, state->job->v, &block->piece);
     return true;
 }
 
@@ -272,9 +315,14 @@ static const float *block_scales(const struct forward_state *state, const clattn
     const struct sequence *sequence = state->tile->sequence;
     if (sequence->pages) /* one a key, in one piece */
         return sequence_row(scales, sequence, piece->first, state->tile->head / problem->group);
-    for (int64_t j = 0; j < piece->count; j++)
-        scale[j] = sequence_scale(&problem->options, scales, sequence, piece->first + j,
-                                  state->tile->head / problem->group);
+    for (int64_t j = 0, run; j < piece->count; j += run) { /* of the same scale */
+        int64_t block = problem->options.scale_block, at = (sequence->k_row + piece->first + j) % block;
+        float same = sequence_scale(&problem->options, scales, sequence, piece->first + j,
+                                    state->tile->head / problem->group);
+        run = MIN(block - at, piece->count - j);
+        for (int64_t n = 0; n < run; n++)
+            scale[j + n] = same;
+    }
     return scale;
 }
 
@@ -319,11 +367,25 @@ static float row_sink(struct forward_state *state, int64_t r)
     return factor;
 }
 
+/* The query row of the next tile that will stand where row r stands now. */
+static void prefetch_next_query(const struct forward_state *state, int64_t r)
+{
+    const struct forward_tile *next = state->tile->next;
+    const clattn_tensor *q = state->job->q;
+    int64_t bytes = q->dim * element_bytes(q->dtype);
+    if (!next || r >= (int64_t)next->rows * next->heads) return;
+    const char *row = tensor_row(q, next->sequence->batch, next->sequence->q_row + row_position(next, r),
+                                 next->head + r % next->heads);
+    for (int64_t at = 0; at < bytes; at += LINE)
+        prefetch_line(row + at);
+}
+
 static void state_finish(struct forward_state *state)
 {
     const struct forward_job *job = state->job;
     int32_t dim_v = job->problem->dim_v;
     for (int64_t r = 0; r < state->rows; r++) {
+        prefetch_next_query(state, r);
         float factor = job->problem->options.sink ? row_sink(state, r) : 1;
         float *from = state->out + r * state->out_stride, sum = state->row_sum[r];
         void *to = (void *)tensor_tile_row(state, job->out, r);
@@ -364,12 +426,35 @@ static const float *kept_piece(const struct forward_state *state, const struct p
 static void block_logits(struct forward_state *state, const struct block_view *block)
 {
     const float *kept = kept_piece(state, &block->piece);
-    if (kept) /* the values are on their way already */
+    struct rows codes = block->key;
+    codes.scale = NULL; /* logits are fewer than elements of keys: they get the scales */
+    if (kept) {         /* the values are on their way already */
         memcpy(state->logits, kept,
                (size_t)(block->piece.count * lane_vectors(state->rows) * WIDTH) * sizeof *kept);
-    else
-        dot_keys_seen(state->q, state->rows, &block->key, state->job->problem->scale, state->ranges,
-                      state->logits, state->block, state->key, &block->value);
+        return;
+    }
+    dot_keys_seen(state->q, state->rows, &codes, state->job->problem->scale, state->ranges, state->logits,
+                  state->block, state->key, &block->value);
+    for (int64_t first = 0; first < state->rows && block->key.scale; first += LANES_MAX) {
+        struct key_range range = state->ranges[first / LANES_MAX];
+        int64_t lanes = lane_vectors(state->rows - first) * WIDTH;
+        rows_scale(block->key.scale + range.first, range.end - range.first,
+                   state->logits + first * state->block + range.first * lanes, lanes);
+    }
+}
+
+/* The first keys that the tile after this one reads; false: there are none, or it is not known. */
+static bool next_tile_keys(const struct forward_state *state, struct rows *keys)
+{
+    const struct forward_job *job = state->job;
+    const struct forward_tile *next = state->tile->next;
+    struct tile_view view;
+    struct piece piece;
+    if (!next) return false;
+    tile_view_begin(job->problem, job->blocks, next, state->view.lanes, state->visible, &view);
+    if (!view_next(&view, &piece)) return false;
+    *keys = piece_rows(job, next, job->k, &piece);
+    return true;
 }
 
 static void forward_tile_simd(const struct forward_job *job, const struct forward_tile *tile, void *scratch)
@@ -388,8 +473,9 @@ static void forward_tile_simd(const struct forward_job *job, const struct forwar
         for (int64_t first = 0; first < state.rows; first += LANES_MAX)
             if (state.ranges[first / LANES_MAX].first < state.ranges[first / LANES_MAX].end)
                 softmax_lanes(&state, &block, first, lane_vectors(state.rows - first));
-        const struct rows *first_read = kept_piece(&state, &next.piece) ? &next.value : &next.key;
-        block_values(&state, &block, more ? first_read : NULL);
+        const struct rows *first_read = more && kept_piece(&state, &next.piece) ? &next.value : &next.key;
+        bool follows = more || next_tile_keys(&state, &next.key);
+        block_values(&state, &block, follows ? first_read : NULL);
     }
     state_finish(&state);
 }

@@ -58,6 +58,7 @@ struct forward_tile {
     int64_t list_step, count_step;
     const unsigned char *cut;       /* blocks that need the element mask, as indices; NULL: the list has none */
     const struct kept_logits *kept; /* of the selection that made the only list; NULL: none */
+    const struct forward_tile *next; /* that this thread probably takes after this one; NULL: not known */
 };
 
 /* Attention of one tile: writes out and lse. scratch: forward_scratch bytes of this thread, 64-byte aligned. */

@@ -28,9 +28,10 @@ clattn_status cpu_forward(clattn_context *context, const struct forward_job *job
             int64_t tiles = tiling_tiles(&tiling, problem, job->blocks, s);
 #pragma omp for schedule(dynamic, 4) nowait
             for (int64_t n = 0; n < tiles; n++) {
-                struct forward_tile tile;
-                if (scratch && tile_of(problem, job->blocks, &tiling, s, n, &tile))
-                    kernels->forward_tile(job, &tile, scratch);
+                struct forward_tile tile, next;
+                if (!scratch || !tile_of(problem, job->blocks, &tiling, s, n, &tile)) continue;
+                if (n + 1 < tiles && tile_of(problem, job->blocks, &tiling, s, n + 1, &next)) tile.next = &next;
+                kernels->forward_tile(job, &tile, scratch);
             }
         }
         free(scratch);

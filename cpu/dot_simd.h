@@ -45,6 +45,26 @@ static inline void query_pad(int32_t dim, float *q, int64_t lanes, int64_t from)
             q[d * lanes + lane] = 0;
 }
 
+/* Rows row[0] .. row[count - 1] become a lane group: q [dim][lanes], lanes = vectors * WIDTH. */
+static inline void queries_pack(const void *const *row, int64_t count, clattn_dtype dtype, int32_t dim,
+                                float *q, int vectors)
+{
+    for (int n = 0; n < vectors; n++, q += WIDTH) {
+        int64_t left = MIN(count - n * WIDTH, WIDTH), lanes = vectors * WIDTH;
+        int32_t d = 0;
+        for (; d + WIDTH <= dim; d += WIDTH) {
+            vec square[WIDTH];
+            UNROLL for (int i = 0; i < WIDTH; i++) square[i] =
+                i < left ? vec_load_as(row[n * WIDTH + i], dtype, d) : vec_zero();
+            vec_transpose(square);
+            UNROLL for (int i = 0; i < WIDTH; i++) vec_store(q + (d + i) * lanes, square[i]);
+        }
+        for (; d < dim; d++)
+            for (int64_t i = 0; i < WIDTH; i++)
+                q[d * lanes + i] = i < left ? load_element(row[n * WIDTH + i], dtype, d) : 0;
+    }
+}
+
 /* ---- logits ---- */
 
 /* AHEAD_STEPS steps of d prefetch one line of the next AHEAD_STEPS rows: a float32 row has a line every 16
@@ -54,15 +74,23 @@ enum { AHEAD_STEPS = 16 };
 /* Steps of d without a branch. */
 enum { DOT_STEPS = 4 };
 
-/* One step: sum [row][vector] += key [row][d] * q [d][vector] */
-#define DOT_STEP(D)                                                                                            \
+/* One step of d: sum [row][vector] += key [row] * q [vector], and the pointers move on. Each pointer stays a
+ * register of its own: left to themselves compilers derive some from others and run out of registers. */
+#define DOT_STEP()                                                                                             \
     do {                                                                                                       \
         vec query[2];                                                                                          \
-        UNROLL for (int n = 0; n < vectors; n++) query[n] = vec_load(q + ((D)*vectors + n) * WIDTH);           \
+        UNROLL for (int n = 0; n < vectors; n++) query[n] = vec_load(q + n * WIDTH);                           \
+        q += vectors * WIDTH;                                                                                  \
+        KEEP_POINTER(q);                                                                                       \
         UNROLL for (int a = 0; a < rows; a++)                                                                  \
         {                                                                                                      \
-            vec element = vec_set(base[a / 3][(D) + a % 3 * stride]);                                          \
+            vec element = vec_set(base[a / 3][a % 3 * stride]);                                                \
             UNROLL for (int n = 0; n < vectors; n++) sum[a][n] = vec_fma(element, query[n], sum[a][n]);        \
+        }                                                                                                      \
+        UNROLL for (int a = 0; a < rows; a += 3)                                                               \
+        {                                                                                                      \
+            base[a / 3]++;                                                                                     \
+            KEEP_POINTER(base[a / 3]);                                                                         \
         }                                                                                                      \
     } while (0)
 
@@ -78,19 +106,20 @@ ALWAYS_INLINE void dot_tile(const float *q, int32_t dim, const float *key, int64
         UNROLL for (int n = 0; n < vectors; n++) sum[a][n] = vec_zero();
     }
     int32_t d = 0;
-    for (; d + AHEAD_STEPS <= dim; ahead.at += ahead_bytes) {
+    for (; d + AHEAD_STEPS <= dim; d += AHEAD_STEPS, ahead.at += ahead_bytes) {
         const char *line = ahead.at;
-        for (int32_t end = d + AHEAD_STEPS; d < end; d += DOT_STEPS) {
+        for (int32_t n = 0; n < AHEAD_STEPS; n += DOT_STEPS) {
             UNROLL for (int step = 0; step < DOT_STEPS; step++)
             {
                 if (rows > 1) prefetch_line(line);
                 line += ahead.stride;
-                DOT_STEP(d + step);
+                KEEP_POINTER(line);
+                DOT_STEP();
             }
         }
     }
     for (; d < dim; d++)
-        DOT_STEP(d);
+        DOT_STEP();
     UNROLL for (int a = 0; a < rows; a++)
     {
         UNROLL for (int n = 0; n < vectors; n++)
@@ -98,6 +127,7 @@ ALWAYS_INLINE void dot_tile(const float *q, int32_t dim, const float *key, int64
     }
 }
 
+#undef DOT_STEP
 #undef DOT_STEP
 
 static void dot_tile_full_1(const float *q, int32_t dim, const float *key, int64_t stride, float scale,
@@ -171,7 +201,13 @@ static inline void dot_keys_any(const float *q, int64_t query_rows, const struct
     int32_t dim = keys->dim;
     int64_t tile = lane_vectors(query_rows) == 1 ? DOT_ROWS_1 : DOT_ROWS_2;
     int64_t chunk = query_rows > LANES_MAX ? 2 * DOT_ROWS_2 : tile;
-    int64_t ahead_bytes = next ? AHEAD_STEPS * element_bytes(next->dtype) : 0;
+    int64_t ahead_bytes = next ? AHEAD_STEPS * element_bytes(next->dtype) : 0, ahead_step = 0;
+    if (next) ahead_step = stride_bytes(next);
+    if (next &&
+        rows_contiguous(next)) { /* in the order of addresses, which the machine's own prefetchers see */
+        ahead_step = ahead_bytes;
+        ahead_bytes *= AHEAD_STEPS;
+    }
     if (next) prefetch_lines(next, ceil_div(dim * element_bytes(next->dtype), LINE), row_lines(next));
     for (int64_t j = 0; j < keys->count; j += chunk) {
         int64_t count = MIN(chunk, keys->count - j);
@@ -186,8 +222,7 @@ static inline void dot_keys_any(const float *q, int64_t query_rows, const struct
             for (int64_t done = MAX(range.first - j, 0); done < end;) {
                 bool more = next && first == 0 && j + done < next->count;
                 struct ahead ahead = {(const char *)key.data, 0};
-                if (more)
-                    ahead = (struct ahead){next->data + (j + done) * stride_bytes(next), stride_bytes(next)};
+                if (more) ahead = (struct ahead){next->data + (j + done) * stride_bytes(next), ahead_step};
                 done += dot_rows_ahead(q + first * dim, dim, vectors, key.data + done * key.stride, key.stride,
                                        end - done, scale, to + done * vectors * WIDTH, ahead,
                                        more ? ahead_bytes : 0);

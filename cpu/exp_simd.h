@@ -34,7 +34,8 @@ static inline vec vec_exp(vec x)
 static inline vec vec_exp_below(vec x)
 {
     vec least = vec_set(-87), bounded = vec_max(least, x); /* NaN stays: see vec_max */
-    vec n = vec_round(vec_mul(bounded, vec_set(1.44269504088896341f)));
+    vec rounds = vec_set(0x1.8p23f);                       /* what is added to it loses its fraction */
+    vec n = vec_sub(vec_fma(bounded, vec_set(1.44269504088896341f), rounds), rounds);
     vec r = vec_fma(n, vec_set(-0.693359375f), bounded);
     r = vec_fma(n, vec_set(2.12194440e-4f), r);
     vec p = vec_set(0.00138436072f);

@@ -13,6 +13,9 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
+/* Hides from the compiler where a pointer comes from. */
+#define KEEP_POINTER(P) __asm__("" : "+r"(P))
+
 static inline int64_t round_up(int64_t n, int64_t unit)
 {
     return (n + unit - 1) / unit * unit;
@@ -99,6 +102,20 @@ struct rows {
 static inline int64_t stride_bytes(const struct rows *rows)
 {
     return rows->stride * element_bytes(rows->dtype);
+}
+
+/* Do the rows follow each other without gaps? */
+static inline bool rows_contiguous(const struct rows *rows)
+{
+    return rows->stride == rows->dim;
+}
+
+/* x [count][lanes]: row j times scale[j]. */
+static inline void rows_scale(const float *scale, int64_t count, float *x, int64_t lanes)
+{
+    for (int64_t j = 0; j < count; j++, x += lanes)
+        for (int64_t lane = 0; lane < lanes; lane += WIDTH)
+            vec_store(x + lane, vec_mul(vec_load(x + lane), vec_set(scale[j])));
 }
 
 /* Is every element finite? */

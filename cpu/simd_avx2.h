@@ -171,6 +171,24 @@ static inline void doubles_halves(vec a, doubles *low, doubles *high)
     *high = _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1));
 }
 
+static inline void vec_transpose(vec rows[WIDTH])
+{
+    vec pairs[WIDTH], fours[WIDTH];
+    for (int i = 0; i < WIDTH; i += 2) {
+        pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < WIDTH; i += 4)
+        for (int half = 0; half < 2; half++) {
+            fours[i + 2 * half] = _mm256_shuffle_ps(pairs[i + half], pairs[i + half + 2], 0x44);
+            fours[i + 2 * half + 1] = _mm256_shuffle_ps(pairs[i + half], pairs[i + half + 2], 0xee);
+        }
+    for (int i = 0; i < 4; i++) {
+        rows[i] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+        rows[i + 4] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+    }
+}
+
 /* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them.
  */
 static inline void prefetch_line(const void *p)

@@ -11,6 +11,7 @@
 /* 24 or 16 vectors of sums of the 32 registers; broadcasts are operands in memory. */
 enum { WIDTH = 16, DOT_ROWS_1 = 16, DOT_ROWS_2 = 12, PV_ROWS = 8 };
 #define SIMD_PV_ROWS_8
+#define SIMD_TALL_ROWS 16 /* rows of weighted_sum_tall: as many sums, each of one vector */
 #define SIMD_PAIRS_6
 #define SIMD_PAIRS_8
 #define SIMD_DOUBLES 8
@@ -104,10 +105,13 @@ static inline vec vec_scale_floor(vec a, vec n)
     return _mm512_scalef_ps(a, n); /* which takes the integer below n itself */
 }
 
+/* One permutation: the elements become the upper halves of words, whose lower halves the mask clears. */
 static inline vec vec_load_bfloat16(const uint16_t *p)
 {
-    __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+    const __m512i place = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5,
+                                           0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
+    __m512i bits = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, place, bits));
 }
 
 static inline vec vec_load_float16(const uint16_t *p)
@@ -157,6 +161,29 @@ static inline void doubles_halves(vec a, doubles *low, doubles *high)
 {
     *low = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
     *high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
+}
+
+static inline void vec_transpose(vec rows[WIDTH])
+{
+    vec pairs[WIDTH], fours[WIDTH];
+    for (int i = 0; i < WIDTH; i += 2) {
+        pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < WIDTH; i += 4)
+        for (int half = 0; half < 2; half++) {
+            fours[i + 2 * half] = _mm512_shuffle_ps(pairs[i + half], pairs[i + half + 2], 0x44);
+            fours[i + 2 * half + 1] = _mm512_shuffle_ps(pairs[i + half], pairs[i + half + 2], 0xee);
+        }
+    for (int i = 0; i < WIDTH; i += 8)
+        for (int n = i; n < i + 4; n++) {
+            pairs[n] = _mm512_shuffle_f32x4(fours[n], fours[n + 4], 0x88);
+            pairs[n + 4] = _mm512_shuffle_f32x4(fours[n], fours[n + 4], 0xdd);
+        }
+    for (int n = 0; n < 8; n++) {
+        rows[n] = _mm512_shuffle_f32x4(pairs[n], pairs[n + 8], 0x88);
+        rows[n + 8] = _mm512_shuffle_f32x4(pairs[n], pairs[n + 8], 0xdd);
+    }
 }
 
 /* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them.

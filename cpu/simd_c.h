@@ -184,6 +184,17 @@ static inline void doubles_halves(vec a, doubles *low, doubles *high)
     *high = (doubles){(double)a[2], (double)a[3]};
 }
 
+/* rows [WIDTH][WIDTH]: row i becomes column i. */
+static inline void vec_transpose(vec rows[WIDTH])
+{
+    for (int i = 0; i < WIDTH; i++)
+        for (int j = 0; j < i; j++) {
+            float a = rows[i][j];
+            rows[i][j] = rows[j][i];
+            rows[j][i] = a;
+        }
+}
+
 /* The empty statement is an effect: GCC 12 takes functions that only prefetch for pure and drops calls of them.
  */
 static inline void prefetch_line(const void *p)
