@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-/* Runs `rounds` rounds with the instructions of `variant` (c, avx2, avx512). Returns the operations that were
+/* Runs `rounds` rounds with the instructions of `variant` (c, avx2, avx512...). Returns the operations that were
  * done, two a multiply-add; *sum is a result, so that nothing is left out. */
 double fma_run(const char *variant, int rounds, float *sum);
 

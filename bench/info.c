@@ -105,6 +105,11 @@ static const struct {
 #else
     {"avx512", false},
 #endif
+#ifdef HAVE_CPU_AVX512VNNI
+    {"avx512vnni", true},
+#else
+    {"avx512vnni", false},
+#endif
 };
 #define FEATURES (sizeof features / sizeof *features)
 

@@ -33,6 +33,9 @@ struct forward_state {
     float *key;                     /* packed keys: see dot_keys */
     float *value;                   /* [block][2 * WIDTH] packed values of one panel */
     float *key_scale, *value_scale; /* [block] of INT8 */
+#if defined(SIMD_BYTE_DOTS)
+    struct byte_dots bytes;
+#endif
 };
 
 static int64_t rows_padded(int64_t rows)
@@ -63,6 +66,9 @@ static size_t state_layout(const struct forward_job *job, int64_t rows, void *sc
         {&state->value, block * LANES_MAX},
         {&state->key_scale, block},
         {&state->value_scale, block},
+#if defined(SIMD_BYTE_DOTS)
+        {&state->bytes.memory, byte_dots_floats(job->k, lanes, block)},
+#endif
     };
     size_t used = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -99,6 +105,9 @@ static void state_begin(struct forward_state *state)
             row[lane] = tensor_tile_row(state, q, first + lane);
         queries_pack(row, left, q->dtype, dim, state->q + first * dim, lane_vectors(left));
     }
+#if defined(SIMD_BYTE_DOTS)
+    byte_dots_begin(&state->bytes, state->job->k, state->q, state->rows, rows_padded(state->rows));
+#endif
     for (int64_t r = 0; r < rows_padded(state->rows); r++) {
         state->row_max[r] = -INFINITY;
         state->row_sum[r] = 0;
@@ -433,6 +442,13 @@ static void block_logits(struct forward_state *state, const struct block_view *b
                (size_t)(block->piece.count * lane_vectors(state->rows) * WIDTH) * sizeof *kept);
         return;
     }
+#if defined(SIMD_BYTE_DOTS)
+    if (state->bytes.usable) {
+        byte_dots_seen(&state->bytes, state->rows, &block->key, state->job->problem->scale, state->ranges,
+                       state->logits, state->block, &block->value);
+        return;
+    }
+#endif
     dot_keys_seen(state->q, state->rows, &codes, state->job->problem->scale, state->ranges, state->logits,
                   state->block, state->key, &block->value);
     for (int64_t first = 0; first < state->rows && block->key.scale; first += LANES_MAX) {

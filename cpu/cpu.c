@@ -43,6 +43,13 @@ static bool has_avx512(void)
 }
 #endif
 
+#ifdef HAVE_CPU_AVX512VNNI
+static bool has_avx512vnni(void)
+{
+    return has_avx512() && __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
 static const struct {
     const char *name;
     bool (*supported)(void);
@@ -55,6 +62,9 @@ static const struct {
 #endif
 #ifdef HAVE_CPU_AVX512
     {"avx512", has_avx512, cpu_install_avx512},
+#endif
+#ifdef HAVE_CPU_AVX512VNNI
+    {"avx512vnni", has_avx512vnni, cpu_install_avx512vnni},
 #endif
 };
 

@@ -6,7 +6,7 @@
  *
  * A driver (cpu_*.c) walks over sequences, heads and rows under OpenMP and hands single rows to the kernel of
  * the variant. Kernels (<operation>_<variant>.c) know nothing of threads. The table is filled with the
- * reference first and then overridden by what the machine has; CLATTN_CPU=ref|c|avx2|avx512 ends the overriding
+ * reference first and then overridden by what the machine has; CLATTN_CPU=ref|c|avx2|avx512|avx512vnni ends the overriding
  * early. */
 
 #include "internal.h"
@@ -97,6 +97,7 @@ void cpu_install_ref(struct cpu_kernels *kernels);
 void cpu_install_c(struct cpu_kernels *kernels);
 void cpu_install_avx2(struct cpu_kernels *kernels);   /* with HAVE_CPU_AVX2 */
 void cpu_install_avx512(struct cpu_kernels *kernels); /* with HAVE_CPU_AVX512 */
+void cpu_install_avx512vnni(struct cpu_kernels *kernels); /* with HAVE_CPU_AVX512VNNI */
 
 /* State of a CPU context. */
 struct cpu_state {

@@ -5,8 +5,10 @@
 AC_DEFUN([CLATTN_CPU_ISA], [
     AC_SUBST([AVX2_CFLAGS], ["-mavx2 -mfma -mf16c"])
     AC_SUBST([AVX512_CFLAGS], ["-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c"])
+    AC_SUBST([AVX512VNNI_CFLAGS], ["$AVX512_CFLAGS -mavx512vnni"])
     clattn_avx2=no
     clattn_avx512=no
+    clattn_avx512vnni=no
     AS_CASE([$host_cpu], [x86_64|amd64], [
         CLATTN_TRY_ISA([AVX2], [clattn_avx2], [$AVX2_CFLAGS],
             [_mm256_fmadd_ps(_mm256_cvtph_ps(_mm_loadu_si128((const void *)in)), _mm256_set1_ps(2.0f),
@@ -14,13 +16,20 @@ AC_DEFUN([CLATTN_CPU_ISA], [
         CLATTN_TRY_ISA([AVX-512], [clattn_avx512], [$AVX512_CFLAGS],
             [_mm512_fmadd_ps(_mm512_cvtph_ps(_mm256_loadu_si256((const void *)in)), _mm512_set1_ps(2.0f),
                              _mm512_and_ps(_mm512_loadu_ps(in), _mm512_loadu_ps(in)))], [_mm512_storeu_ps])
+        AS_VAR_IF([clattn_avx512], [yes],
+            [CLATTN_TRY_ISA([AVX-512 VNNI], [clattn_avx512vnni], [$AVX512VNNI_CFLAGS],
+                [_mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_loadu_si512(in),
+                                                         _mm512_loadu_si512(in)))], [_mm512_storeu_ps])])
     ])
     AS_VAR_IF([clattn_avx2], [yes],
         [AC_DEFINE([HAVE_CPU_AVX2], [1], [The AVX2, FMA and F16C variants of the CPU backend are built.])])
     AS_VAR_IF([clattn_avx512], [yes],
         [AC_DEFINE([HAVE_CPU_AVX512], [1], [The AVX-512 (F, BW, DQ, VL) variants of the CPU backend are built.])])
     AM_CONDITIONAL([HAVE_CPU_AVX2], [test "$clattn_avx2" = yes])
+    AS_VAR_IF([clattn_avx512vnni], [yes],
+        [AC_DEFINE([HAVE_CPU_AVX512VNNI], [1], [The AVX-512 VNNI variant of the CPU backend is built.])])
     AM_CONDITIONAL([HAVE_CPU_AVX512], [test "$clattn_avx512" = yes])
+    AM_CONDITIONAL([HAVE_CPU_AVX512VNNI], [test "$clattn_avx512vnni" = yes])
 ])
 
 # CLATTN_TRY_ISA(NAME, RESULT-VARIABLE, FLAGS, VECTOR-EXPRESSION, STORE-FUNCTION)

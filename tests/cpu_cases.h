@@ -130,7 +130,7 @@ static clattn_context *reference;
 static struct {
     char name[16];
     clattn_context *context;
-} variants[4];
+} variants[5];
 
 static int variant_count;
 

@@ -271,6 +271,65 @@ static void test_split(void **state)
             check_forward(&shapes[i], sets[n], dtypes[n % 3], (n + i) % 3);
 }
 
+/* Queries that a variant may not be able to cut into bytes for int8 keys, and some that it just can: all zero,
+ * tiny, subnormal, one element far above the others, an infinite one, NaN. */
+static void query_fill_special(const clattn_tensor *q, int kind)
+{
+    static const float factor[] = {0, 1e-36f, 1e-42f, 1e-3f, 1, 1};
+    static const float first[] = {0, 1e-36f, 1e-42f, 40, INFINITY, NAN};
+    tensor_fill(q, factor[kind]);
+    for (int64_t i = 0; i < q->len; i += 3)
+        for (int64_t h = 0; h < q->heads; h++)
+            tensor_set(q, 0, i, h, i % q->dim, first[kind]);
+}
+
+/* What rounding a row of queries to 2^-24 of its greatest magnitude does to a logit, at most: |scale| k_scale
+ * 2^-24 max |q| sum |k|, sum |k| below 127 dim. It moves lse as much, and out by twice that in proportion to
+ * max |v|. */
+static void test_int8_queries(void **state)
+{
+    (void)state;
+    static const struct shape cases[] = {
+        {1, 21, 150, 1, 16, 64, 64, 64, 2, 1, PER_TOKEN, true},
+        {1, 13, 77, 1, 5, 50, 24, 32, 2, 1, PER_TOKEN, false}, /* nothing divides anything */
+        {1, 40, 90, 1, 3, 7, 16, 64, 1, 1, DENSE, true},
+        {1, 9, 40, 2, 1, 256, 16, 64, 1, 1, DENSE, false},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+        for (int kind = 0; kind < 6; kind++) {
+            struct inputs in;
+            inputs_make(&cases[c], INT8, CLATTN_FLOAT32, 0, &in);
+            query_fill_special(&in.q, kind);
+            struct outputs ref = forward(reference, &in, &in.v);
+            double most = kind == 3 ? 40 : kind < 3 ? 1e-36 : 5, dim = cases[c].dim;
+            double bound = 1 / sqrt(dim) * 0.02 * 0x1p-24 * most * 127 * dim, value_most = 127 * 0.02;
+            for (int n = 0; n < variant_count; n++) {
+                struct outputs got = forward(variants[n].context, &in, &in.v);
+                const clattn_tensor *out = &got.out;
+                for (int64_t i = 0; i < out->batch * out->len * out->heads * out->dim; i++) {
+                    double a = ((float *)out->data)[i], b = ((float *)ref.out.data)[i];
+                    double lse = ((float *)got.lse.data)[i / out->dim],
+                           expected = ((float *)ref.lse.data)[i / out->dim];
+                    if (kind >= 4 && !isfinite(b)) continue; /* what is not finite differs in kind, see below */
+                    if (kind >= 4 && !isfinite(expected)) continue;
+                    double logits = FLT_EPSILON * 8 * (1 + fabs(expected));
+                    if (!(a == b || fabs(a - b) <= (2 * bound + 4 * logits) * value_most) ||
+                        !(lse == expected || fabs(lse - expected) <= bound + logits))
+                        fail_msg("%s, case %d, queries %d: element %lld is %.9g, expected %.9g; lse %.9g, "
+                                 "expected %.9g",
+                                 variants[n].name, (int)c, kind, (long long)i, a, b, lse, expected);
+                }
+                /* A row with NaN is NaN; its neighbours in the tile are as without it. */
+                for (int64_t r = 0; r < out->len * out->heads && kind == 5; r++)
+                    assert_int_equal(isnan(((float *)out->data)[r * out->dim]),
+                                     isnan(((float *)ref.out.data)[r * out->dim]));
+                outputs_free(&got);
+            }
+            outputs_free(&ref);
+            inputs_free(&in);
+        }
+}
+
 /* A row whose logits are all -infinity has the sink's lse; a row without keys stays empty. */
 static void test_sink_alone(void **state)
 {
@@ -513,6 +572,7 @@ int main(void)
         cmocka_unit_test(test_unseen_values), cmocka_unit_test(test_backward),
         cmocka_unit_test(test_compensation),  cmocka_unit_test(test_threads),
         cmocka_unit_test(test_split),
+        cmocka_unit_test(test_int8_queries),
     };
     random_seed();
     contexts_open();

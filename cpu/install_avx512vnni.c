@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: MIT */
+/* Kernels of the variant "avx512vnni": AVX-512 with VNNI. */
+
+#include "kernels_avx512vnni.h"
+
+void cpu_install_avx512vnni(struct cpu_kernels *kernels)
+{
+    kernels->forward_tile = forward_tile_avx512vnni;
+    kernels->forward_scratch = forward_scratch_avx512vnni;
+}
