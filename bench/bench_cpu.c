@@ -84,7 +84,7 @@ uint64_t random_bits(void)
 
 static size_t element_bytes(clattn_dtype dtype)
 {
-    return dtype == CLATTN_FLOAT32 ? 4 : 2;
+    return dtype == CLATTN_FLOAT32 ? 4 : dtype == CLATTN_INT8 ? 1 : 2;
 }
 
 clattn_tensor tensor(clattn_dtype dtype, int64_t len, int64_t heads, int64_t dim, bool fill)
@@ -102,6 +102,8 @@ clattn_tensor tensor(clattn_dtype dtype, int64_t len, int64_t heads, int64_t dim
             random_bits(); /* -2 .. 2 in every type: a sign, an exponent of 0 or 1 below, a fraction */
         if (dtype == CLATTN_FLOAT32)
             ((float *)data)[i] = ((float)(bits & 0xffff) - 32767.5f) / 16384;
+        else if (dtype == CLATTN_INT8)
+            ((int8_t *)data)[i] = (int8_t)((int)(bits % 255) - 127);
         else if (dtype == CLATTN_FLOAT16)
             ((uint16_t *)data)[i] = (uint16_t)((bits & 0x83ff) | 0x3800 | (bits >> 16 & 0x400));
         else
@@ -128,6 +130,8 @@ struct job {
     bool causal, shared;
 };
 
+static float scales[LONG / BLOCK]; /* of int8 keys and values */
+
 static int32_t *make_lists(const struct job *job, int64_t rows)
 {
     int32_t *indices = malloc((size_t)(rows * TOPK) * sizeof *indices);
@@ -147,8 +151,9 @@ static void forward_once(clattn_context *where, const struct job *job, const cla
     clattn_attention_desc attention = CLATTN_ATTENTION_DESC_INIT;
     clattn_blocks_desc desc = CLATTN_BLOCKS_DESC_INIT;
     clattn_blocks *blocks = NULL;
-    clattn_tensor out = t[3];
+    clattn_tensor out = t[3], scale = clattn_tensor_bthd(scales, CLATTN_FLOAT32, 1, LONG / BLOCK, 1, 1);
     attention.causal = job->causal;
+    if (job->dtype == CLATTN_INT8) attention.k_scale = attention.v_scale = &scale;
     desc.q_block = job->q_block;
     desc.rows = rows;
     desc.topk = TOPK;
@@ -180,8 +185,9 @@ static void bench_forward(const struct job *job)
     if (!strstr(job->name, part)) return;
     int64_t rows = job->q_block ? job->q_len / job->q_block : 0;
     clattn_tensor t[4] = {
-        tensor(job->dtype, job->q_len, HEADS, DIM, true), tensor(job->dtype, job->kv_len, 1, DIM, true),
-        tensor(job->dtype, job->kv_len, 1, DIM, true), tensor(CLATTN_FLOAT32, job->q_len, HEADS, DIM, false)};
+        tensor(job->dtype == CLATTN_INT8 ? CLATTN_FLOAT32 : job->dtype, job->q_len, HEADS, DIM, true),
+        tensor(job->dtype, job->kv_len, 1, DIM, true), tensor(job->dtype, job->kv_len, 1, DIM, true),
+        tensor(CLATTN_FLOAT32, job->q_len, HEADS, DIM, false)};
     int32_t *indices = job->q_block ? make_lists(job, rows) : NULL;
     double seconds = 1e9, pairs = (double)job->q_len * TOPK * BLOCK;
     if (!job->q_block)
@@ -211,6 +217,8 @@ int main(int argc, char **argv)
     check(clattn_context_create(&desc, &context), "context");
     check(clattn_context_device(context, &info), "device");
     measure_peak(info.variant);
+    for (int i = 0; i < LONG / BLOCK; i++)
+        scales[i] = 1.0f / 64;
     printf("%s, variant %s, %d threads\n%-34s %7.1f GFLOP/s a core\n", info.name, info.variant, threads,
            "multiply-add peak", peak * 1e-9);
 
@@ -219,8 +227,10 @@ int main(int argc, char **argv)
         {"random blocks, float32", CLATTN_FLOAT32, 1024, LONG, 1, false, false},
         {"random blocks, float16", CLATTN_FLOAT16, 1024, LONG, 1, false, false},
         {"random blocks, bfloat16", CLATTN_BFLOAT16, 1024, LONG, 1, false, false},
+        {"random blocks, int8", CLATTN_INT8, 1024, LONG, 1, false, false},
         {"random blocks, 64 queries a list", CLATTN_FLOAT32, 2048, LONG, 64, false, false},
         {"dense causal, 2048 keys", CLATTN_FLOAT32, 2048, 2048, 0, true, false},
+        {"dense causal, 4096 keys", CLATTN_FLOAT32, 4096, 4096, 0, true, false},
     };
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++)
         bench_forward(&jobs[i]);
