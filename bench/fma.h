@@ -6,8 +6,8 @@
 
 #include <stdint.h>
 
-/* Runs `rounds` rounds with the instructions of `variant` (c, avx2, avx512...). Returns the operations that were
- * done, two a multiply-add; *sum is a result, so that nothing is left out. */
+/* Runs `rounds` rounds with the instructions of `variant` (c, avx2, avx512...). Returns the operations that
+ * were done, two a multiply-add; *sum is a result, so that nothing is left out. */
 double fma_run(const char *variant, int rounds, float *sum);
 
 /* Reads `count` floats once, as fast as the variant's loads can; returns their sum. */

@@ -16,11 +16,11 @@ margin=33 # per cent
 # variant, operation, function that is counted, instructions for 100 units
 table() {
     cat <<'TABLE'
-avx2 forward clattn_attention_forward 9172
+avx2 forward clattn_attention_forward 8980
 avx2 backward clattn_attention_backward 41161
 avx2 select clattn_select 3807
 avx2 pyramid clattn_pyramid_build 86
-c forward clattn_attention_forward 34268
+c forward clattn_attention_forward 34446
 c backward clattn_attention_backward 129030
 c select clattn_select 16291
 c pyramid clattn_pyramid_build 204

@@ -571,8 +571,7 @@ int main(void)
         cmocka_unit_test(test_forward),       cmocka_unit_test(test_sink_alone),
         cmocka_unit_test(test_unseen_values), cmocka_unit_test(test_backward),
         cmocka_unit_test(test_compensation),  cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_split),
-        cmocka_unit_test(test_int8_queries),
+        cmocka_unit_test(test_split),         cmocka_unit_test(test_int8_queries),
     };
     random_seed();
     contexts_open();
