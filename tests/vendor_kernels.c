@@ -397,6 +397,11 @@ static void nvidia_shapes(clattn_context *context)
         clattn_blocks *blocks = NULL;
         const int32_t indices[64] = {0};
         tensors_make(context, &shapes[i], &t);
+        select.selector = CLATTN_SELECT_FLAT_LSE;
+        expect(context, shapes[i].name, clattn_select(context, NULL, &select, &t.q, &t.k, NULL, &blocks, NULL));
+        clattn_blocks_release(context, blocks);
+        blocks = NULL;
+        select.selector = CLATTN_SELECT_PISA;
         expect(context, shapes[i].name, clattn_select(context, NULL, &select, &t.q, &t.k, NULL, &blocks, NULL));
         attend(context, &shapes[i], NULL, blocks);
         clattn_blocks_release(context, blocks);
