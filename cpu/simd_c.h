@@ -115,10 +115,12 @@ static inline vec vec_scale_exponent(vec a, vec n)
     return a * (vec)((half + 127) << 23) * (vec)((rest + 127) << 23);
 }
 
-/* a * 2^n where neither a nor the result is subnormal or infinite, |n| < 127. */
+/* a * 2^n where neither a nor the result is subnormal or infinite, |n| < 127. NaN stays: as an integer it is
+ * 0 or -2^31 on some processors, 2^31 - 1 on RISC-V. */
 static inline vec vec_scale_near(vec a, vec n)
 {
-    return (vec)((vec_int)a + (__builtin_convertvector(n, vec_int) << 23));
+    vec_int is_number = n == n, whole = __builtin_convertvector(n, vec_int) & is_number;
+    return (vec)((vec_int)a + (whole << 23));
 }
 
 static inline vec vec_scale_floor(vec a, vec n)
