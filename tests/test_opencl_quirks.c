@@ -193,11 +193,15 @@ static void die(const char *kernel, const char *source, const char *options)
     if (strcmp(kernel, deadly_kernel) == 0) _exit(3); /* what a crash of the compiler does */
 }
 
+static int hanging[2]; /* a pipe on which the child says that it hangs */
+
 static void hang(const char *kernel, const char *source, const char *options)
 {
     (void)source, (void)options;
-    while (strcmp(kernel, deadly_kernel) == 0)
-        pause();
+    if (strcmp(kernel, deadly_kernel)) return;
+    if (write(hanging[1], "", 1) == 1)
+        for (;;)
+            pause();
 }
 
 /* A process whose compiler crashes or hangs; the latter is ended by the user. */
@@ -207,6 +211,7 @@ static void lose_process(clattn_backend backend, bool hangs)
     clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
     int result = -1;
     desc.backend = backend;
+    assert_int_equal(pipe(hanging), 0);
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
@@ -215,10 +220,14 @@ static void lose_process(clattn_backend backend, bool hangs)
         _exit(0);
     }
     if (hangs) {
-        usleep(300000);
-        assert_int_equal(waitpid(child, &result, WNOHANG), 0); /* it does hang */
+        char byte;
+        close(hanging[1]);
+        assert_int_equal(read(hanging[0], &byte, 1), 1); /* 0: it came to its end */
         kill(child, SIGKILL);
+    } else {
+        close(hanging[1]);
     }
+    close(hanging[0]);
     assert_int_equal(waitpid(child, &result, 0), child);
     assert_true(hangs ? WIFSIGNALED(result) : WIFEXITED(result) && WEXITSTATUS(result) == 3);
 }
@@ -244,6 +253,7 @@ static void test_crashing_tier(void **state)
     char folder[64];
     (void)state;
     unsetenv("CLATTN_CACHE_SIZE");
+    assert_int_equal(system("rm -rf tests/cache/trial?"), 0); /* what a failure left */
     file_write("");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         clattn_context *context = NULL;
