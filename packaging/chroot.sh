@@ -34,23 +34,23 @@ fresh() {
 echo "== build dependencies, from the network"
 build=$top/build
 fresh "$build"
-mkdir "$build/work"
-cp deb/clattn_"$VERSION"* "$build/work/"
+mkdir "$build/source"
+cp deb/clattn_"$VERSION"* "$build/source/"
 enter "$build" '' "
     export DEBIAN_FRONTEND=noninteractive
     useradd --create-home builder
-    cd /work && dpkg-source --no-check -x clattn_*.dsc $sources
+    cd /source && dpkg-source --no-check -x clattn_*.dsc $sources
     cd $sources && apt-get -qq --no-install-recommends build-dep ./
-    chown -R builder /work" > "$top/depend.log" 2>&1 || { tail -n 20 "$top/depend.log"; exit 1; }
+    chown -R builder /source" > "$top/depend.log" 2>&1 || { tail -n 20 "$top/depend.log"; exit 1; }
 
 echo "== build, without network"
 enter "$build" --net "
     if getent hosts deb.debian.org > /dev/null; then echo 'there is a network' >&2; exit 1; fi
-    cd /work/$sources && exec su builder -c 'HOME=/nonexistent DEB_TESTS=\"${DEB_TESTS-}\" \
+    cd /source/$sources && exec su builder -c 'HOME=/nonexistent DEB_TESTS=\"${DEB_TESTS-}\" \
         CLATTN_TEST_SIZE=${CLATTN_TEST_SIZE-tiny} DEB_BUILD_OPTIONS=\"$DEB_BUILD_OPTIONS\" dpkg-buildpackage -us -uc'
     " > "$top/build.log" 2>&1 || { tail -n 40 "$top/build.log"; exit 1; }
 sed -n 's/^# \(TOTAL\|PASS\|SKIP\|FAIL\|ERROR\): /tests: &/p' "$top/build.log"
-cp "$build"/work/*.deb "$build"/work/*.buildinfo "$build"/work/*_*.changes deb/
+cp "$build"/source/*.deb "$build"/source/*.buildinfo "$build"/source/*_*.changes deb/
 
 echo "== lintian"
 lintian --allow-root --fail-on error,warning deb/*.changes
