@@ -81,6 +81,7 @@ const char *nvidia_path_name(enum nvidia_path path);
 /* Takes the job when a path serves it. */
 clattn_status nvidia_forward(clattn_context *context, const struct forward_job *job, bool *done);
 bool nvidia_prefers_parts(const clattn_context *context, const struct forward_job *job); /* struct backend */
+struct nvidia_shape nvidia_select_shape(const struct select_job *job); /* of every path of selection */
 clattn_status nvidia_select(clattn_context *context, const struct select_job *job, bool *done);
 clattn_status nvidia_flat(clattn_context *context, const struct select_job *job, bool *done);
 clattn_status nvidia_pyramid(clattn_context *context, const struct pyramid_job *job, bool *done);

@@ -21,16 +21,9 @@ static bool takes(const clattn_context *context, const struct select_job *job)
 
 clattn_status nvidia_flat(clattn_context *context, const struct select_job *job, bool *done)
 {
-    const struct problem *problem = job->problem;
     *done = false;
     if (!takes(context, job)) return CLATTN_SUCCESS;
-    struct nvidia_shape shape = {.dtype = job->q->dtype,
-                                 .dim = problem->dim,
-                                 .dim_v = problem->dim,
-                                 .group = problem->group,
-                                 .topk = job->select->topk,
-                                 .causal = problem->causal,
-                                 .aligned = nvidia_is_aligned(job->q) && nvidia_is_aligned(job->k)};
+    struct nvidia_shape shape = nvidia_select_shape(job);
     static const enum nvidia_path paths[] = {NVIDIA_FLAT_HOPPER, NVIDIA_FLAT};
     for (int i = 0; i < 2; i++) {
         *done = nvidia_has(context, paths[i], &shape) && nvidia_works(context, paths[i], &shape);

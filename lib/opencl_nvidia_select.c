@@ -18,18 +18,23 @@ static bool takes(const clattn_context *context, const struct select_job *job)
            problem->group <= GROUP_MAX && select->forced_first == 1 && select->forced_last == 2;
 }
 
-clattn_status nvidia_select(clattn_context *context, const struct select_job *job, bool *done)
+struct nvidia_shape nvidia_select_shape(const struct select_job *job)
 {
     const struct problem *problem = job->problem;
-    *done = false;
-    if (!takes(context, job)) return CLATTN_SUCCESS;
-    struct nvidia_shape shape = {.dtype = job->q->dtype,
+    return (struct nvidia_shape){.dtype = job->q->dtype,
                                  .dim = problem->dim,
                                  .dim_v = problem->dim,
                                  .group = problem->group,
                                  .topk = job->select->topk,
                                  .causal = problem->causal,
                                  .aligned = nvidia_is_aligned(job->q) && nvidia_is_aligned(job->k)};
+}
+
+clattn_status nvidia_select(clattn_context *context, const struct select_job *job, bool *done)
+{
+    *done = false;
+    if (!takes(context, job)) return CLATTN_SUCCESS;
+    struct nvidia_shape shape = nvidia_select_shape(job);
     *done = nvidia_has(context, NVIDIA_SELECT, &shape) && nvidia_works(context, NVIDIA_SELECT, &shape);
     if (!*done) return CLATTN_SUCCESS;
     log_line(context, CLATTN_LOG_DEBUG, "selection by path %s", nvidia_path_name(NVIDIA_SELECT));
