@@ -100,7 +100,7 @@ static void test_paths(void **state)
 static void test_options(void **state)
 {
     (void)state;
-    check_paths(option_cases, COUNT(option_cases), 1600);
+    check_paths(option_cases, COUNT(option_cases), 1500);
 }
 
 /* Sequences of different lengths, one of them empty, through inverted lists and tiles. */
