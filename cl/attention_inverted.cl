@@ -48,6 +48,21 @@ static inline float2 weigh_block(float4 *s, int2 seen0, int2 seen1, float scale,
     return weigh(s, scale, *top);
 }
 
+/* What is lost where weights_of rounds, as operand A too. Results of a block are rounded to 16 bits and those of a row
+ * once more; so that weights are not a third rounding, P V is the sum of two products. */
+static inline float2 lost_of(float low, float high)
+{
+    const uint w = pack2(low, high);
+    return (float2)(low - unpack_low(w), high - unpack_high(w));
+}
+static inline uint4 lost_weights_of(const float4 *s, uint k)
+{
+    const float4 lost[2] = {
+        (float4)(lost_of(s[2 * k].x, s[2 * k].y), lost_of(s[2 * k].z, s[2 * k].w)),
+        (float4)(lost_of(s[2 * k + 1].x, s[2 * k + 1].y), lost_of(s[2 * k + 1].z, s[2 * k + 1].w))};
+    return weights_of(lost, 0);
+}
+
 static inline float2 sum_quad(float2 sum)
 {
     sum.x += shuffle_xor(sum.x, 1);

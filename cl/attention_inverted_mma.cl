@@ -21,6 +21,24 @@
  *
  * Macros: those of attention_inverted.cl.
  */
+/* o += P V, as add_values, with the weights' lost parts. */
+static inline void add_values_exactly(float4 *o, const float4 *s, uint values, uint lane)
+{
+#pragma unroll
+    for (uint k = 0; k < 4; k++) {
+        const uint4 p = weights_of(s, k), lost = lost_weights_of(s, k);
+        const uint row = 16 * k + (lane & 15);
+#pragma unroll
+        for (uint n = 0; n < V_TILES; n++) {
+            const uint4 b = load_matrix_trans(values + 16 * V_AT(row, 2 * n + (lane >> 4)));
+            mma(&o[2 * n], p.x, p.y, p.z, p.w, b.x, b.y);
+            mma(&o[2 * n + 1], p.x, p.y, p.z, p.w, b.z, b.w);
+            mma(&o[2 * n], lost.x, lost.y, lost.z, lost.w, b.x, b.y);
+            mma(&o[2 * n + 1], lost.x, lost.y, lost.z, lost.w, b.z, b.w);
+        }
+    }
+}
+
 __kernel
 __attribute__((reqd_work_group_size(32 * WARPS, 1, 1))) void
 attention_inverted(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_head_stride,
@@ -79,7 +97,7 @@ attention_inverted(__global const ushort *q, ulong q_base, ulong q_len_stride, u
 #pragma unroll
         for (uint n = 0; n < 2 * V_TILES; n++)
             o[n] = (float4)(0, 0, 0, 0);
-        add_values(o, s, value_address, lane);
+        add_values_exactly(o, s, value_address, lane);
         sum = sum_quad(sum);
         const ulong at0 = (((ulong)i0 * kv_heads + kv_head) * topk + part0) * GROUP + h0;
         const ulong at1 = (((ulong)i1 * kv_heads + kv_head) * topk + part1) * GROUP + h1;

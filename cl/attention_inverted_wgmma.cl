@@ -112,12 +112,13 @@ attention_inverted(__global const ushort *q, ulong q_base, ulong q_len_stride, u
         float2 sum = weigh_block(s, columns_seen(i0, valid, q_len, window), columns_seen(i1, valid, q_len, window), scale,
                                  cap_scale, c, &top);
         float4 o[2 * V_TILES];
-        uint4 p[4];
+        uint4 p[4], lost[4];
 #pragma unroll
-        for (uint k = 0; k < 4; k++)
-            p[k] = (uint4)(pack2(s[2 * k].x, s[2 * k].y), pack2(s[2 * k].z, s[2 * k].w),
-                           pack2(s[2 * k + 1].x, s[2 * k + 1].y), pack2(s[2 * k + 1].z, s[2 * k + 1].w));
-        warpgroup_values(o, p, key_address + K_BYTES, 0);
+        for (uint k = 0; k < 4; k++) {
+            p[k] = weights_of(s, k);
+            lost[k] = lost_weights_of(s, k);
+        }
+        warpgroup_values_twice(o, p, lost, key_address + K_BYTES);
         sum = sum_quad(sum);
         /* read anew, not kept: slot i * topk + j is place (i * kv_heads + kv_head) * topk + j */
         const uint slot0 = pairs[row0 / GROUP], slot1 = pairs[row1 / GROUP];

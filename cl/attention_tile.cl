@@ -233,19 +233,25 @@ static inline float2 weigh(float4 *s, float scale, float2 shift)
     return sum;
 }
 
+/* The weights of keys 16 k .. 16 k + 15 as operand A, 16-bit numbers. */
+static inline uint4 weights_of(const float4 *s, uint k)
+{
+    return (uint4)(pack2(s[2 * k].x, s[2 * k].y), pack2(s[2 * k].z, s[2 * k].w),
+                   pack2(s[2 * k + 1].x, s[2 * k + 1].y), pack2(s[2 * k + 1].z, s[2 * k + 1].w));
+}
+
 /* o += P V for the 16 x 64 weights in s and staged values */
 static inline void add_values(float4 *o, const float4 *s, uint values, uint lane)
 {
 #pragma unroll
     for (uint k = 0; k < 4; k++) {
-        const uint a0 = pack2(s[2 * k].x, s[2 * k].y), a1 = pack2(s[2 * k].z, s[2 * k].w);
-        const uint a2 = pack2(s[2 * k + 1].x, s[2 * k + 1].y), a3 = pack2(s[2 * k + 1].z, s[2 * k + 1].w);
+        const uint4 p = weights_of(s, k);
         const uint row = 16 * k + (lane & 15);
 #pragma unroll
         for (uint n = 0; n < V_TILES; n++) {
             const uint4 b = load_matrix_trans(values + 16 * V_AT(row, 2 * n + (lane >> 4)));
-            mma(&o[2 * n], a0, a1, a2, a3, b.x, b.y);
-            mma(&o[2 * n + 1], a0, a1, a2, a3, b.z, b.w);
+            mma(&o[2 * n], p.x, p.y, p.z, p.w, b.x, b.y);
+            mma(&o[2 * n + 1], p.x, p.y, p.z, p.w, b.z, b.w);
         }
     }
 }

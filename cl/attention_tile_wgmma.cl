@@ -210,8 +210,7 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
             uint4 p[4];
 #pragma unroll
             for (uint k = 0; k < 4; k++)
-                p[k] = (uint4)(pack2(s[2 * k].x, s[2 * k].y), pack2(s[2 * k].z, s[2 * k].w),
-                               pack2(s[2 * k + 1].x, s[2 * k + 1].y), pack2(s[2 * k + 1].z, s[2 * k + 1].w));
+                p[k] = weights_of(s, k);
             warpgroup_values(o, p, keys + K_BYTES, 1);
         }
         if (lane == 0) barrier_arrive(empty_address + 8 * stage);

@@ -99,7 +99,7 @@ static inline ulong matrix_descriptor(uint address, uint stride)
 #define SCORE_STEP(kk)                                                                                        \
     MULTIPLY("64", LIST_4, PAIRS_4(s), a0[kk].x, a1[kk].x, a0[kk].y, a1[kk].y, b + 32 * kk, kk ? 1 : 0, "0"); \
     MULTIPLY("64", LIST_4, PAIRS_4(s), a0[kk].z, a1[kk].z, a0[kk].w, a1[kk].w, b + 32 * kk + 16, 1, "0");
-#define VALUE_STEP(k, keep) \
+#define VALUE_STEP(p, k, keep) \
     MULTIPLY(V_SHAPE, V_LIST, V_PAIRS(o), p[k].x, p[k].y, p[k].z, p[k].w, b + 16 * k, keep, "0");
 
 /* s (64 x 64, this warp's 16 rows) = Q K^T; keys packed by pack_cores */
@@ -162,10 +162,26 @@ static inline void warpgroup_values(float4 *o, const uint4 *p, uint values, int 
 {
     const ulong b = matrix_descriptor(values, 1024);
     FENCE(V_PAIRS(o));
-    VALUE_STEP(0, keep)
-    VALUE_STEP(1, 1)
-    VALUE_STEP(2, 1)
-    VALUE_STEP(3, 1)
+    VALUE_STEP(p, 0, keep)
+    VALUE_STEP(p, 1, 1)
+    VALUE_STEP(p, 2, 1)
+    VALUE_STEP(p, 3, 1)
+    COMMIT(V_PAIRS(o));
+}
+
+/* o = P V + R V; r like p */
+static inline void warpgroup_values_twice(float4 *o, const uint4 *p, const uint4 *r, uint values)
+{
+    const ulong b = matrix_descriptor(values, 1024);
+    FENCE(V_PAIRS(o));
+    VALUE_STEP(p, 0, 0)
+    VALUE_STEP(p, 1, 1)
+    VALUE_STEP(p, 2, 1)
+    VALUE_STEP(p, 3, 1)
+    VALUE_STEP(r, 0, 1)
+    VALUE_STEP(r, 1, 1)
+    VALUE_STEP(r, 2, 1)
+    VALUE_STEP(r, 3, 1)
     COMMIT(V_PAIRS(o));
 }
 
