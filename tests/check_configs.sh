@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Builds and checks every combination of the optional parts, each in configs/NAME below the current folder.
-# Usage: srcdir=... check_configs.sh [NAME...]; CC and JOBS are taken from the environment.
+# Usage: srcdir=... check_configs.sh [NAME...]; CC and JOBS are taken from the environment, and CHECK, the target that runs
+# the tests: check, all of them, or check-package, a choice.
 set -u
-: "${srcdir:?}" "${MAKE:=make}"
+: "${srcdir:?}" "${MAKE:=make}" "${CHECK:=check}"
 jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN 2> /dev/null || echo 2)}
 top=$PWD
 failed=''
@@ -17,8 +18,8 @@ combination() {
     mkdir -p "$top/configs/$name"
     cd "$top/configs/$name" || exit 1
     if "$srcdir/configure" -q --enable-werror "$@" > log 2>&1 && $MAKE -j"$jobs" >> log 2>&1 &&
-        $MAKE -j"$jobs" check VERBOSE=1 >> log 2>&1; then
-        echo "$name: $($MAKE -s check-summary)"
+        $MAKE -j"$jobs" "$CHECK" VERBOSE=1 >> log 2>&1; then
+        echo "$name: $(sh "$srcdir/tests/summary.sh" $(ls tests/*.trs | sed 's/trs$/log/'))"
         cd "$top" && rm -rf "configs/$name"
     else
         echo "$name: FAILED, see configs/$name/log"

@@ -3,7 +3,7 @@
 # Every command of README.md works as it stands there; a command that is not known here is a failure.
 #   readme.sh quick     those of the installed program and the C program, with this build (a part of make check)
 #   readme.sh all       also those that build, in a copy of the source, with a few of the tests; installs into a folder
-# Environment: srcdir, prefix, MAKE, CC, USER_CFLAGS; README_TESTS, the tests that its `make check` runs.
+# Environment: srcdir, prefix, MAKE, CC, USER_CFLAGS; README_TESTS, the tests that its `make check-package` runs.
 set -u
 unset MAKEFLAGS MFLAGS MAKELEVEL # not a part of the make that runs the tests
 : "${srcdir:?}" "${prefix:?}" "${MAKE:=make}" "${README_TESTS=tests/symbols.sh tests/licence.sh tests/test_version}"
@@ -81,13 +81,21 @@ run() {
         fail "$1: $(tail -n 20 "$work/said")"
 }
 
+# The top of a source folder whose build/ has the program: of a copy, or what looks like it.
 source=$work/source
+top=$work/data
 if [ "$mode" = all ]; then
+    top=$source
     $MAKE distdir distdir="$source" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
     chmod -R u+w "$source"
+else
+    mkdir "$top/build"
+    ln -s "$bin/clattn" "$top/build/clattn"
+    ln -s "$(dirname "$readme")/tests" "$top/tests"
 fi
-while read -r line; do
+while read line; do # without -r: a backslash at a line's end joins it with the next
     case $line in
+    'build/clattn '*) run "$line" "$top" ;;
     'clattn check'*) # on every device it takes minutes, where their programs must be compiled
         [ "$mode" = all ] || line="$line --backend cpu"
         run "$line" "$work/data"
@@ -95,7 +103,7 @@ while read -r line; do
     'clattn bench'*) # minutes, on devices that must compile first
         if [ "$mode" != all ]; then
             ./clattn info --json > /dev/null 2>&1 || continue # a build without JSON
-            line=$(echo "$line" | sed -e 's/--device all --budget 5m/--quick --backend cpu --suite forward,selection-scaling/')
+            line=$(echo "$line" | sed -e 's/--device all/--quick --backend cpu --suite forward,selection-scaling/')
         fi
         run "$line" "$work/data"
         ;;
@@ -118,7 +126,7 @@ while read -r line; do
         folder=$source/build
         case $line in
         ./bootstrap* | mkdir*) folder=$source ;;
-        'make check') line="make check TESTS='$README_TESTS' CLATTN_TEST_SIZE=tiny" ;;
+        'make check-package') line="$line PACKAGE_TESTS='$README_TESTS' CLATTN_TEST_SIZE=tiny" ;;
         'make install') line="make install DESTDIR=$work/installed" ;;
         esac
         CLATTN_NO_INSTALL=1 run "$line" "$folder"
