@@ -60,16 +60,22 @@ __attribute__((target("avx512f"))) static float read_avx512(const float *data, i
 
 typedef float vec4 __attribute__((vector_size(16)));
 
+#if defined(__aarch64__)
+#define VEC4_CHAINS 24 /* four units and 32 registers */
+#else
+#define VEC4_CHAINS FMA_CHAINS
+#endif
+
 static float fma_c(int rounds)
 {
-    vec4 sum[FMA_CHAINS], x = {0.999f, 0.999f, 0.999f, 0.999f};
-    for (int c = 0; c < FMA_CHAINS; c++)
+    vec4 sum[VEC4_CHAINS], x = {0.999f, 0.999f, 0.999f, 0.999f};
+    for (int c = 0; c < VEC4_CHAINS; c++)
         sum[c] = x * (float)c;
     for (int i = 0; i < rounds; i++)
-        for (int c = 0; c < FMA_CHAINS; c++)
+        for (int c = 0; c < VEC4_CHAINS; c++)
             sum[c] = sum[c] * x + x;
     float total = 0;
-    for (int c = 0; c < FMA_CHAINS; c++)
+    for (int c = 0; c < VEC4_CHAINS; c++)
         total += sum[c][0];
     return total;
 }
@@ -101,12 +107,12 @@ float read_run(const char *variant, const float *data, int64_t count)
 double fma_run(const char *variant, int rounds, float *sum)
 {
     float (*work)(int) = fma_c;
-    int width = 4;
+    int width = 4, chains = VEC4_CHAINS;
 #if defined(__x86_64__)
-    if (strncmp(variant, "avx512", 6) == 0) work = fma_avx512, width = 16;
-    if (strcmp(variant, "avx2") == 0) work = fma_avx2, width = 8;
+    if (strncmp(variant, "avx512", 6) == 0) work = fma_avx512, width = 16, chains = FMA_CHAINS;
+    if (strcmp(variant, "avx2") == 0) work = fma_avx2, width = 8, chains = FMA_CHAINS;
 #endif
     (void)variant; /* other processors have fma_c alone */
     *sum = work(rounds);
-    return 2.0 * width * FMA_CHAINS * (double)rounds;
+    return 2.0 * width * chains * (double)rounds;
 }

@@ -110,6 +110,11 @@ static const struct {
 #else
     {"avx512vnni", false},
 #endif
+#ifdef HAVE_CPU_NEON
+    {"neon", true},
+#else
+    {"neon", false},
+#endif
 };
 #define FEATURES (sizeof features / sizeof *features)
 

@@ -66,6 +66,9 @@ static const struct {
 #ifdef HAVE_CPU_AVX512VNNI
     {"avx512vnni", has_avx512vnni, cpu_install_avx512vnni},
 #endif
+#ifdef HAVE_CPU_NEON
+    {"neon", has_always, cpu_install_neon},
+#endif
 };
 
 enum { VARIANTS = sizeof variants / sizeof *variants };

@@ -98,6 +98,7 @@ void cpu_install_c(struct cpu_kernels *kernels);
 void cpu_install_avx2(struct cpu_kernels *kernels);   /* with HAVE_CPU_AVX2 */
 void cpu_install_avx512(struct cpu_kernels *kernels); /* with HAVE_CPU_AVX512 */
 void cpu_install_avx512vnni(struct cpu_kernels *kernels); /* with HAVE_CPU_AVX512VNNI */
+void cpu_install_neon(struct cpu_kernels *kernels);       /* with HAVE_CPU_NEON */
 
 /* State of a CPU context. */
 struct cpu_state {

@@ -3,7 +3,7 @@
 #define CLATTN_SIMD_C_H
 
 /* Vectors of four floats in the compiler's own terms (GCC and Clang on any architecture). The other layers,
- * simd_avx2.h and simd_avx512.h, define the same names; a kernel file includes exactly one. */
+ * simd_avx2.h, simd_avx512.h and simd_neon.h, define the same names; a kernel file includes exactly one. */
 
 #include "half.h"
 

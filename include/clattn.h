@@ -110,9 +110,9 @@ typedef struct clattn_context_desc {
     clattn_backend backend; /* default AUTO */
     const char *device;     /* OpenCL: index in decimal (as clattn_device_get counts OpenCL devices), or a part of the
                                device's or platform's name in any case; NULL: the first GPU, else the first device */
-    const char *variant;    /* "c", "avx2", "avx512", "avx512vnni" (CPU), "portable", "subgroup", "mma", "hopper" (OpenCL
-                               tier); NULL: the best that works. The variables CLATTN_CPU and CLATTN_TIER limit the choice in the same
-                               words */
+    const char *variant;    /* "c", "avx2", "avx512", "avx512vnni", "neon" (CPU), "portable", "subgroup", "mma",
+                               "hopper" (OpenCL tier); NULL: the best that works. The variables CLATTN_CPU and
+                               CLATTN_TIER limit the choice in the same words */
     int threads;            /* CPU: number of threads; 0: as OpenMP decides */
     void *cl_context;       /* the caller's own cl_context, cl_device_id and cl_command_queue, or NULL; retained */
     void *cl_device;        /* needed with cl_context */

@@ -21,6 +21,20 @@ AC_DEFUN([CLATTN_CPU_ISA], [
                 [_mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_loadu_si512(in),
                                                          _mm512_loadu_si512(in)))], [_mm512_storeu_ps])])
     ])
+    # Every 64-bit ARM processor has it, so no flags. Big-endian ones number lanes otherwise and take the plain C.
+    clattn_neon=no
+    AS_CASE([$host_cpu], [aarch64|arm64], [
+        AC_MSG_CHECKING([whether $CC can build NEON code])
+        AC_COMPILE_IFELSE([AC_LANG_PROGRAM([[#include <arm_neon.h>
+#if defined(__ARM_BIG_ENDIAN)
+#error big-endian
+#endif
+float in[4], out[4];]], [[vst1q_f32(out, vcvt_f32_f16(vcvt_f16_f32(vrndnq_f32(vld1q_f32(in)))));]])], [clattn_neon=yes])
+        AC_MSG_RESULT([$clattn_neon])
+    ])
+    AS_VAR_IF([clattn_neon], [yes],
+        [AC_DEFINE([HAVE_CPU_NEON], [1], [The NEON variant of the CPU backend is built.])])
+    AM_CONDITIONAL([HAVE_CPU_NEON], [test "$clattn_neon" = yes])
     AS_VAR_IF([clattn_avx2], [yes],
         [AC_DEFINE([HAVE_CPU_AVX2], [1], [The AVX2, FMA and F16C variants of the CPU backend are built.])])
     AS_VAR_IF([clattn_avx512], [yes],

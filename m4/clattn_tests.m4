@@ -19,6 +19,6 @@ AC_DEFUN([CLATTN_SUMMARY], [
         openmp       $have_openmp
         xxhash       $have_xxhash
         jansson      $have_jansson
-        CPU variants reference, plain C, AVX2 $clattn_avx2, AVX-512 $clattn_avx512, with VNNI $clattn_avx512vnni
+        CPU variants reference, plain C, AVX2 $clattn_avx2, AVX-512 $clattn_avx512, with VNNI $clattn_avx512vnni, NEON $clattn_neon
         tests        cmocka $have_cmocka, sanitizers $enable_sanitizers])
 ])

@@ -7,6 +7,7 @@
 #include "cpu_threads.h"
 #include "kernels_avx2.h"
 #include "kernels_avx512.h"
+#include "kernels_neon.h"
 #include "kernels_c.h"
 
 #include <float.h>
@@ -491,6 +492,13 @@ static void test_exp(void **state)
             check_exp("avx512", exp_avx512);
             check_exp_below("avx512", exp_below_avx512);
             check_exp2_below("avx512", exp2_below_avx512);
+        }
+#endif
+#ifdef HAVE_CPU_NEON
+        if (strcmp(variants[n].name, "neon") == 0) {
+            check_exp("neon", exp_neon);
+            check_exp_below("neon", exp_below_neon);
+            check_exp2_below("neon", exp2_below_neon);
         }
 #endif
     }
