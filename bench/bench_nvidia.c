@@ -205,8 +205,8 @@ static void lists_upload(struct case_data *c)
 
 static clattn_status run_forward(struct case_data *c, const clattn_sync *sync)
 {
-    return clattn_attention_forward(bench.context, &c->attention, &c->q, &c->k, &c->v, c->blocks, &c->out, &c->lse,
-                                    sync);
+    return clattn_attention_forward(bench.context, &c->attention, &c->q, &c->k, &c->v, c->blocks, &c->out,
+                                    &c->lse, sync);
 }
 
 static clattn_status run_select(struct case_data *c, const clattn_sync *sync)
@@ -289,8 +289,20 @@ static const struct row {
     int64_t len;
     int kv_heads, group, dim, topk;
     float shared_part;
-    enum { RANDOM, SELECTED, SELECTION, EVERYTHING, GRADIENTS, STRIDES, DENSE, FLAT_MEANS, FLAT_EXACT, DECODE }
-        kind;
+    enum {
+        RANDOM,
+        SELECTED,
+        SELECTION,
+        EVERYTHING,
+        GRADIENTS,
+        STRIDES,
+        DENSE,
+        FLAT_MEANS,
+        FLAT_EXACT,
+        DECODE,
+        STRIDE_GRADIENTS,
+        DENSE_GRADIENTS
+    } kind;
 } rows[] = {
     {"attention, random lists, 64K", 2.1, 1.5, 65536, 1, 16, 128, 8, 0, RANDOM},
     {"attention, PISA lists, correlated, 64K", 1.3, 0.6, 65536, 1, 16, 128, 8, 0.5f, SELECTED},
@@ -299,6 +311,8 @@ static const struct row {
     {"groups of 4, K 16, random lists, 64K", 9, 5, 65536, 4, 4, 128, 16, 0, RANDOM},
     {"groups of 1, K 16, random lists, 64K", 20, 10, 65536, 16, 1, 128, 16, 0, RANDOM},
     {"backward, random lists, 64K", 10, 4, 65536, 1, 16, 128, 8, 0, GRADIENTS},
+    {"backward, log-stride, blocks of 128, 64K", 0, 0, 65536, 1, 16, 128, 0, 0, STRIDE_GRADIENTS},
+    {"backward, dense causal, 16K", 0, 0, 16384, 1, 16, 128, 0, 0, DENSE_GRADIENTS},
     {"pyramid + PISA, correlated, 64K", 3, 1.5, 65536, 1, 16, 128, 8, 0.5f, SELECTION},
     {"pyramid + PISA, random, 64K", 3, 1.5, 65536, 1, 16, 128, 8, 0, SELECTION},
     {"pyramid + PISA, correlated, 256K", 11.5, 7, 262144, 1, 16, 128, 8, 0.5f, SELECTION},
@@ -349,6 +363,11 @@ static bool is_selection(const struct row *row)
     return row->kind == SELECTION || row->kind == FLAT_MEANS || row->kind == FLAT_EXACT;
 }
 
+static bool has_gradients(const struct row *row)
+{
+    return row->kind == GRADIENTS || row->kind == STRIDE_GRADIENTS || row->kind == DENSE_GRADIENTS;
+}
+
 static void check_row(const struct row *row, struct case_data *c, char *verdict, size_t bytes)
 {
     if (row->kind == DECODE) {
@@ -370,7 +389,7 @@ static void check_row(const struct row *row, struct case_data *c, char *verdict,
     }
     if (is_selection(row)) return;
     check_code("forward", run_forward(c, NULL));
-    if (!check_forward(&bench, c, verdict, bytes) || row->kind != GRADIENTS) return;
+    if (!check_forward(&bench, c, verdict, bytes) || !has_gradients(row)) return;
     clattn_sync sync = CLATTN_SYNC_INIT;
     clattn_status status = run_backward(c, &sync);
     if (status) {
@@ -385,8 +404,8 @@ static void run_row(const struct row *row, const struct option_row *options)
 {
     char verdict[256] = "";
     clattn_status (*const runs[])(struct case_data *, const clattn_sync *) = {
-        run_forward, run_forward, run_select,  run_all,    run_backward,
-        run_forward, run_forward, run_select,  run_select, run_decode};
+        run_forward, run_forward, run_select, run_all,    run_backward, run_forward,
+        run_forward, run_select,  run_select, run_decode, run_backward, run_backward};
     struct case_data c = case_new(row->len, row->kv_heads, row->group, row->dim, row->shared_part);
     c.selector = row->kind == FLAT_MEANS   ? CLATTN_SELECT_FLAT_MEAN
                  : row->kind == FLAT_EXACT ? CLATTN_SELECT_FLAT_LSE
@@ -397,9 +416,9 @@ static void run_row(const struct row *row, const struct option_row *options)
         if (options->sink) sink_make(&c);
     }
     if (row->kind == RANDOM || row->kind == GRADIENTS) lists_random(&c, row->topk);
-    if (row->kind == STRIDES) lists_log_stride(&c);
+    if (row->kind == STRIDES || row->kind == STRIDE_GRADIENTS) lists_log_stride(&c);
     if (c.lists) lists_upload(&c);
-    if (row->kind == GRADIENTS) {
+    if (has_gradients(row)) {
         c.dout = make(c.len, c.kv_heads * c.group, c.dim, 5, 0);
         c.dq = make(c.len, c.kv_heads * c.group, c.dim, 0, 0);
         c.dk = make(c.len, c.kv_heads, c.dim, 0, 0);

@@ -23,8 +23,9 @@
  * backward_keys: dk, dv = sums over a block's tiles in order, so two runs give the same bits. Blocks that
  * nobody lists get 0.
  * backward_queries: dq = sum over a row's pairs in list order.
- * Mirrors cpu/attention_backward_ref.c. Macros: WARPGROUPS 2, ROWS 4096, and those of attention_tile.cl (64,
- * 80, 96, 128).
+ * With DQ 0 there are no dq: attention_backward_tile.cl makes them where lists serve many rows.
+ * Mirrors cpu/attention_backward_ref.c. Macros: WARPGROUPS 2, ROWS 4096, DQ 1, and those of attention_tile.cl
+ * (64, 80, 96, 128).
  */
 #ifndef WARPGROUPS
 #define WARPGROUPS 2
@@ -32,9 +33,9 @@
 #ifndef ROWS
 #define ROWS 4096
 #endif
-#define K_TILES ((DIM + 15) / 16)
-#define K_QUADS ((DIM + 31) / 32)
-#define CORE(chunks, row, chunk) (((row) / 8 * (chunks) + (chunk)) * 8 + (row) % 8)
+#ifndef DQ
+#define DQ 1
+#endif
 
 __kernel
 __attribute__((reqd_work_group_size(128, 1, 1))) void
@@ -64,40 +65,25 @@ backward_delta(__global const ushort *dout, ulong dout_base, ulong dout_len_stri
     if (lane == 0 && own < rows) delta[row] = s - (dlse ? dlse[dlse_base + row] : 0.0f);
 }
 
-/* 16-byte pieces of a row into core matrices; zeros where it does not exist */
-static inline void stage_row(__local uint4 *to, __global const ushort *from, uint chunks, uint dim, uint row,
-                             int exists, uint first, uint last)
-{
-#pragma unroll 8
-    for (uint chunk = first; chunk < last; chunk++) {
-        const int there = exists && chunk * 8 < dim;
-        if (VECTORS(DIM) && VECTORS(DIM_V))
-            copy_async(local_address(to + CORE(chunks, row, chunk)), from + (there ? chunk * 8 : 0),
-                       there ? 16 : 0);
-        else
-            to[CORE(chunks, row, chunk)] = there ? load8(from, chunk * 8, dim) : (uint4)(0, 0, 0, 0);
-    }
-}
-
 __kernel
 __attribute__((reqd_work_group_size(128 * WARPGROUPS, 1, 1))) void
 backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_head_stride,
                __global const ushort *k, ulong k_base, ulong k_len_stride, ulong k_head_stride,
                __global const ushort *v, ulong v_base, ulong v_len_stride, ulong v_head_stride,
                __global const ushort *dout, ulong dout_base, ulong dout_len_stride, ulong dout_head_stride,
-               __global const float *lse, ulong lse_base, __global const float *delta, __global const uint *pairs,
-               __global const uint *offset, __global const uint *tile_offset, __global uint4 *partial_dq,
-               __global float *partial_dk, __global float *partial_dv, uint q_len, uint kv_len, uint topk,
-               uint n_blocks, uint max_tiles, float scale)
+               __global const float *lse, ulong lse_base, __global const float *delta,
+               __global const uint *pairs, __global const uint *offset, __global const uint *tile_offset,
+               __global uint4 *partial_dq, __global float *partial_dk, __global float *partial_dv, uint q_len,
+               uint kv_len, uint topk, uint n_blocks, uint max_tiles, float scale)
 {
     __local uint4 keys[LEAF * K_CHUNKS] __attribute__((aligned(1024)));
     __local uint4 values[LEAF * V_CHUNKS] __attribute__((aligned(1024)));
     __local uint4 queries[WARPGROUPS][2][64 * K_CHUNKS] __attribute__((aligned(1024)));
     __local uint4 douts[WARPGROUPS][2][64 * V_CHUNKS] __attribute__((aligned(1024)));
-    __local uint gradient[WARPGROUPS][64 * 32] __attribute__((aligned(1024)));
+    __local uint gradient[WARPGROUPS][DQ ? 64 * 32 : 1] __attribute__((aligned(1024)));
     __local float row_lse[WARPGROUPS][2][64], row_delta[WARPGROUPS][2][64];
     __local int row_limit[WARPGROUPS][2][64];
-    __local ulong row_place[WARPGROUPS][2][64];
+    __local ulong row_place[WARPGROUPS][2][DQ ? 64 : 1];
     const uint t = (uint)get_local_id(0), lane = t & 31, g = lane >> 2, c = lane & 3, group = t >> 7,
                own = t & 127;
     const uint warp = own >> 5;
@@ -158,7 +144,8 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
                 copy_async_4(local_address(&row_lse[group][stage][row]), lse + at);
                 copy_async_4(local_address(&row_delta[group][stage][row]), delta + at);
                 row_limit[group][stage][row] = !exists ? 0 : CAUSAL ? min(valid, (int)i + shift) : valid;
-                row_place[group][stage][row] = (((ulong)i * kv_heads + kv_head) * topk + part) * GROUP + h;
+                if (DQ)
+                    row_place[group][stage][row] = (((ulong)i * kv_heads + kv_head) * topk + part) * GROUP + h;
             }
             next_slot = pairs[(first + min((step + WARPGROUPS) * 64 + row, rows - 1)) / GROUP];
         }
@@ -193,8 +180,10 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
             const float d0 = row_delta[group][now][column], d1 = row_delta[group][now][column + 1];
             ds2[n].x = pack2(unpack_low(p2[n].x) * (s[n].x - d0), unpack_high(p2[n].x) * (s[n].y - d1));
             ds2[n].y = pack2(unpack_low(p2[n].y) * (s[n].z - d0), unpack_high(p2[n].y) * (s[n].w - d1));
-            gradient[group][(2 * warp * 8 + n) * 32 + lane] = ds2[n].x;
-            gradient[group][((2 * warp + 1) * 8 + n) * 32 + lane] = ds2[n].y;
+            if (DQ) {
+                gradient[group][(2 * warp * 8 + n) * 32 + lane] = ds2[n].x;
+                gradient[group][((2 * warp + 1) * 8 + n) * 32 + lane] = ds2[n].y;
+            }
         }
         uint4 p[4], ds[4];
 #pragma unroll
@@ -204,6 +193,7 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         }
         warpgroup_add_values(dv, p, dout_address);
         warpgroup_add_keys(dk, ds, query_address);
+#if DQ
         local_fence();
         warpgroup_barrier(group);
         float4 dq[2 * K_TILES];
@@ -223,6 +213,7 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
             if (done + r1 < rows)
                 partial_dq[at1 * (K_QUADS * 4) + 4 * n + c] = (uint4)(w1[0], w1[1], w1[2], w1[3]);
         }
+#endif
         warpgroup_barrier(group); /* the stage is free for the rows after next */
     }
     const ulong sum = (((ulong)kv_head * max_tiles + tile) * WARPGROUPS + group) * LEAF + 16 * warp + g;

@@ -15,7 +15,9 @@
  *   list_scan_blocks  group (kv head)                   offset, tile_offset [kv_heads][spans * n_blocks + 1]
  *   list_scatter      group (chunk, kv head)            pairs
  *
- * list_all          item block, group (.., head)      list [heads][n_blocks] of every block, for attention over all keys
+ * list_all          item block, group (.., head)      list [heads][n_blocks] of every block, for all keys
+ * list_halve        item entry                        lists of blocks of 128 keys as lists of blocks of 64
+ * list_expand       item entry                        lists of query blocks as lists of queries
  *
  * tile_offset counts the tiles of ROWS rows (GROUP rows a pair) that each block's list is cut into.
  * Traffic: the list twice, counts three times, pairs once.
@@ -31,9 +33,9 @@
 #endif
 
 __kernel
-__attribute__((reqd_work_group_size(CHUNK, 1, 1))) void list_count(__global const int *list, ulong list_base,
-                                                                   __global uint *counts, uint q_len,
-                                                                   uint kv_heads, uint topk, uint n_blocks)
+__attribute__((reqd_work_group_size(CHUNK, 1, 1))) void
+list_count(__global const int *list, ulong list_base, __global uint *counts, uint q_len, uint kv_heads,
+           uint topk, uint n_blocks)
 {
     __local uint count[RANGE];
     const uint t = (uint)get_local_id(0), head = (uint)get_group_id(1);
@@ -178,12 +180,28 @@ __attribute__((reqd_work_group_size(128, 1, 1))) void list_all(__global int *lis
 
 /* list and halves are [lists][topk] and [lists][2 topk]; n_blocks counts halves. */
 __kernel
-__attribute__((reqd_work_group_size(128, 1, 1))) void list_halve(__global const int *list, ulong list_base,
-                                                                 __global int *halves, ulong entries, uint n_blocks)
+__attribute__((reqd_work_group_size(128, 1, 1))) void
+list_halve(__global const int *list, ulong list_base, __global int *halves, ulong entries, uint n_blocks)
 {
     const ulong e = (ulong)get_group_id(0) * 128 + get_local_id(0);
     if (e >= entries) return;
     const int b = list[list_base + e];
     halves[2 * e] = b < 0 ? -1 : 2 * b;
-    halves[2 * e + 1] = b < 0 || 2 * b + 1 >= (int)n_blocks ? -1 : 2 * b + 1; /* only the last may lack its second */
+    halves[2 * e + 1] =
+        b < 0 || 2 * b + 1 >= (int)n_blocks ? -1 : 2 * b + 1; /* only the last may lack its second */
+}
+
+/* The lists of q_block queries as lists of single ones [q_len][kv_heads][topk], without the blocks that a query
+ * does not see (-1). One item an entry. */
+__kernel
+__attribute__((reqd_work_group_size(128, 1, 1))) void
+list_expand(__global const int *list, ulong list_base, uint list_stride, uint list_head_stride,
+            __global int *tokens, uint q_len, uint kv_len, uint kv_heads, uint topk, uint q_block, uint causal)
+{
+    const ulong e = (ulong)get_group_id(0) * 128 + get_local_id(0);
+    if (e >= (ulong)q_len * kv_heads * topk) return;
+    const uint j = (uint)(e % topk), head = (uint)(e / topk % kv_heads), i = (uint)(e / topk / kv_heads);
+    const int b = list[list_base + (ulong)(i / q_block) * list_stride + head * list_head_stride + j];
+    const int end = causal ? (int)(i + 1 + kv_len - q_len) : (int)kv_len;
+    tokens[e] = b * 64 < end ? b : -1;
 }

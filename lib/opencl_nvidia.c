@@ -139,9 +139,9 @@ void nvidia_close(struct opencl *state)
 
 const char *nvidia_path_name(enum nvidia_path path)
 {
-    static const char *const names[NVIDIA_PATHS] = {"inverted", "inverted-hopper", "union",  "tile",
-                                                    "token",    "pyramid",         "select", "flat",
-                                                    "flat-hopper", "backward", "decode"};
+    static const char *const names[NVIDIA_PATHS] = {
+        "inverted", "inverted-hopper", "union",    "tile",          "token", "pyramid", "select",
+        "flat",     "flat-hopper",     "backward", "backward-tile", "decode"};
     return names[path];
 }
 
@@ -220,6 +220,7 @@ bool nvidia_has(const clattn_context *context, enum nvidia_path path, const stru
     case NVIDIA_TILE:
     case NVIDIA_FLAT_HOPPER:
     case NVIDIA_BACKWARD:
+    case NVIDIA_BACKWARD_TILE:
         return opencl_of(context)->nvidia->tier >= NVIDIA_HOPPER && has_dim && has_dim_v;
     default:
         return opencl_of(context)->nvidia->tier >= NVIDIA_MMA;
@@ -233,7 +234,8 @@ bool nvidia_takes_forward(const clattn_context *context, const struct problem *p
 {
     const struct options *options = &problem->options;
     if (!opencl_of(context)->nvidia || (dtype != CLATTN_FLOAT16 && dtype != CLATTN_BFLOAT16)) return false;
-    if (options->bias || options->k_scale || !(problem->scale >= 0) || problem->count > SEQUENCES_MAX) return false;
+    if (options->bias || options->k_scale || !(problem->scale >= 0) || problem->count > SEQUENCES_MAX)
+        return false;
     if (options->window && problem->q_len_max + problem->kv_len_max > WINDOW_LEN_MAX) return false;
     return MAX(problem->q_len_max, problem->kv_len_max) * MAX(problem->q_heads, 1) < INT32_MAX;
 }

@@ -30,10 +30,11 @@ enum nvidia_path {
     NVIDIA_TOKEN,           /* any list, a warp a query, mma.sync */
     NVIDIA_PYRAMID,
     NVIDIA_SELECT,
-    NVIDIA_FLAT,        /* selection by the exact scores of all leaves, mma.sync */
-    NVIDIA_FLAT_HOPPER, /* the same, wgmma */
-    NVIDIA_BACKWARD,    /* lists of tokens, wgmma */
-    NVIDIA_DECODE,      /* selection and attention on a decode cache */
+    NVIDIA_FLAT,          /* selection by the exact scores of all leaves, mma.sync */
+    NVIDIA_FLAT_HOPPER,   /* the same, wgmma */
+    NVIDIA_BACKWARD,      /* lists of tokens, wgmma */
+    NVIDIA_BACKWARD_TILE, /* lists of query blocks, or all keys, wgmma */
+    NVIDIA_DECODE,        /* selection and attention on a decode cache */
     NVIDIA_PATHS
 };
 
@@ -103,7 +104,7 @@ clattn_status nvidia_pyramid_run(clattn_context *context, const struct pyramid_j
 clattn_status nvidia_decode_run(clattn_context *context, const struct decode_job *job,
                                 const struct opencl_pages *pages, const struct nvidia_shape *shape);
 clattn_status nvidia_backward_run(clattn_context *context, const struct backward_job *job,
-                                  const struct nvidia_shape *shape);
+                                  const struct nvidia_shape *shape, enum nvidia_path path);
 
 /* ---- what the launches share ---- */
 
@@ -147,7 +148,36 @@ void nvidia_run(struct opencl_launch *launch, int64_t x, int64_t y, int64_t z, i
 void nvidia_pack_cores(struct opencl_launch *launch, const struct forward_job *job,
                        const struct nvidia_shape *shape, const struct sequence *sequence, cl_mem core);
 
+/* ---- lists that serve many rows ---- */
+
+/* As the kernels read them: list `entry` of a head at base + entry * stride + head * head_stride. */
+struct nvidia_tile_lists {
+    cl_mem list, mask;
+    int64_t base, stride, head_stride;
+    int64_t length, q_block, count; /* entries, queries of a list, lists of the sequence at hand */
+};
+
+/* Memory for any sequence of the problem, then the lists of one. blocks NULL: all keys. */
+struct nvidia_tile_lists nvidia_tile_lists_begin(struct opencl_launch *launch, const struct problem *problem,
+                                                 const clattn_blocks *blocks, enum nvidia_path path);
+void nvidia_tile_lists_run(struct opencl_launch *launch, const struct problem *problem,
+                           const clattn_blocks *blocks, const struct sequence *sequence, enum nvidia_path path,
+                           struct nvidia_tile_lists *lists);
+
 /* ---- inverted lists: cl/list_invert.cl ---- */
+
+/* Lists of tokens, [q_len][kv_heads][topk] from `base` on. */
+struct nvidia_token_lists {
+    cl_mem list;
+    int64_t base;
+    int32_t topk;
+};
+struct nvidia_token_lists nvidia_token_lists_of(const clattn_blocks *blocks, const struct sequence *sequence);
+
+/* Those of a sequence, from lists of query blocks; list [q_len][kv_heads][length]. */
+struct nvidia_token_lists nvidia_token_lists_run(struct opencl_launch *launch, const struct problem *problem,
+                                                 const struct sequence *sequence,
+                                                 const struct nvidia_tile_lists *lists, cl_mem list);
 
 struct nvidia_inverse {
     int rows;      /* of a tile */
@@ -161,7 +191,7 @@ void nvidia_inverse_begin(struct opencl_launch *launch, struct nvidia_inverse *i
                           const struct problem *problem, int32_t topk);
 void nvidia_inverse_run(struct opencl_launch *launch, struct nvidia_inverse *inverse,
                         const struct problem *problem, const struct sequence *sequence,
-                        const clattn_blocks *blocks, const struct nvidia_shape *shape);
+                        const struct nvidia_token_lists *lists, const struct nvidia_shape *shape);
 int64_t nvidia_inverse_entries(const struct nvidia_inverse *inverse, const struct problem *problem,
                                int32_t topk);
 

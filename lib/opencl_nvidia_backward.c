@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: MIT */
-/* Gradients of attention on Hopper cards, over inverted lists of tokens, without atomics: two runs give the
- * same bits; see cl/attention_backward_wgmma.cl. */
+/* Gradients of attention on Hopper cards, without atomics: two runs give the same bits.
+ *
+ *   backward        lists of tokens: one pass over inverted lists makes dk, dv and a part of dq for each row
+ * and block (cl/attention_backward_wgmma.cl) backward-tile   lists of query blocks, or all keys: the same pass
+ * without dq, and one over the lists for dq (cl/attention_backward_tile.cl), which multiplies 7 times instead
+ * of 5 and keeps no parts */
 
 #include "config.h"
 
 #include "opencl_nvidia.h"
 
-static const char FILES[] = NVIDIA_HOPPER_FILES "attention_backward_wgmma.cl";
+#define ROW_FILES NVIDIA_HOPPER_FILES "attention_backward_rows.cl+"
+static const char FILES[] = ROW_FILES "attention_backward_wgmma.cl";
+static const char TILE_FILES[] = ROW_FILES "attention_backward_tile.cl";
 
-enum { ROWS = 4096, WARPGROUPS = 2 };
+/* Rows of a block that one work-group adds up: its sums are 64 (dim + dim_v) floats for each warpgroup. */
+enum { ROWS = 4096, TILE_ROWS = 16384, WARPGROUPS = 2 };
 
 struct sums {
     cl_mem delta, dq, dk, dv;
@@ -19,29 +26,48 @@ static int padded(int dim)
     return (dim + 15) / 16 * 16;
 }
 
+/* Blocks that a query may list. */
+static int64_t topk_of(const struct problem *problem, const clattn_blocks *blocks)
+{
+    if (!blocks) return nvidia_blocks(problem->kv_len_max);
+    return blocks->topk * (blocks->block / NVIDIA_LEAF);
+}
+
 /* ---- does it apply ---- */
 
-static bool fits(const clattn_context *context, const struct backward_job *job)
+static bool fits(const clattn_context *context, const struct backward_job *job, enum nvidia_path path)
 {
     const struct opencl_device *device = &opencl_of(context)->device;
     const struct problem *problem = job->problem;
-    double rows = (double)problem->q_len_max * problem->q_heads * job->blocks->topk;
-    double tiles = (double)ceil_div(problem->kv_len_max, NVIDIA_LEAF) + rows / problem->kv_heads / ROWS + 1;
-    double dq = rows * ((problem->dim + 31) / 32 * 32) * 2;
+    double pairs = (double)problem->q_len_max * (double)topk_of(problem, job->blocks);
+    double rows = pairs * problem->group;
+    double tiles = (double)ceil_div(problem->kv_len_max, NVIDIA_LEAF) +
+                   rows / (path == NVIDIA_BACKWARD ? ROWS : TILE_ROWS) + 1;
+    double dq = path == NVIDIA_BACKWARD ? problem->kv_heads * rows * ((problem->dim + 31) / 32 * 32) * 2 : 0;
     double dk =
         problem->kv_heads * tiles * WARPGROUPS * NVIDIA_LEAF * padded(MAX(problem->dim, problem->dim_v)) * 4.0;
-    return MAX(dq, dk) <= (double)device->alloc_max && dq + 2 * dk <= (double)device->memory_bytes / 3 &&
-           rows / problem->kv_heads < INT32_MAX / 2;
+    double lists = problem->kv_heads * pairs * sizeof(cl_uint);
+    return MAX(MAX(dq, dk), lists) <= (double)device->alloc_max &&
+           dq + 2 * dk + 2 * lists <= (double)device->memory_bytes / 3 && pairs < INT32_MAX / 2 &&
+           (path == NVIDIA_BACKWARD_TILE || rows < INT32_MAX / 2);
+}
+
+/* The path for such lists, of those of one key head each or, of query blocks, for all; -1: none. */
+static int path_for(const struct problem *problem, const clattn_blocks *blocks)
+{
+    if (!blocks) return NVIDIA_BACKWARD_TILE;
+    if (blocks->mask || blocks->starts) return -1;
+    bool own_lists = blocks->heads == problem->kv_heads, has_halves = blocks->block == 2 * NVIDIA_LEAF;
+    if (blocks->q_block == 1) return own_lists && blocks->block == NVIDIA_LEAF ? NVIDIA_BACKWARD : -1;
+    return (own_lists || blocks->heads == 1) && (blocks->block == NVIDIA_LEAF || has_halves)
+               ? NVIDIA_BACKWARD_TILE
+               : -1;
 }
 
 static bool takes(const clattn_context *context, const struct backward_job *job)
 {
-    const clattn_blocks *blocks = job->blocks;
     clattn_dtype dtype = job->q->dtype;
-    if (!nvidia_takes(context, job->problem, dtype) || !blocks || job->neighborhood) return false;
-    if (blocks->block != NVIDIA_LEAF || blocks->q_block != 1 || blocks->heads != job->problem->kv_heads ||
-        blocks->mask || blocks->starts)
-        return false;
+    if (!nvidia_takes(context, job->problem, dtype) || job->neighborhood) return false;
     if (!job->dq || !job->dk || !job->dv || job->dsink || job->dbias || job->accumulate ||
         job->compensation != 0)
         return false;
@@ -50,14 +76,15 @@ static bool takes(const clattn_context *context, const struct backward_job *job)
         return false;
     for (int64_t s = 0; s < job->problem->count; s++) /* keys without queries get zeros elsewhere */
         if (job->problem->sequences[s].q_len == 0 && job->problem->sequences[s].kv_len > 0) return false;
-    return job->lse && nvidia_is_plain_lse(job->lse) && nvidia_is_plain_lse(job->dlse) && fits(context, job);
+    return job->lse && nvidia_is_plain_lse(job->lse) && nvidia_is_plain_lse(job->dlse);
 }
 
 clattn_status nvidia_backward(clattn_context *context, const struct backward_job *job, bool *done)
 {
     const struct problem *problem = job->problem;
+    int path = path_for(problem, job->blocks);
     *done = false;
-    if (!takes(context, job)) return CLATTN_SUCCESS;
+    if (path < 0 || !takes(context, job) || !fits(context, job, path)) return CLATTN_SUCCESS;
     const clattn_tensor *const tensors[] = {job->q,    job->k,  job->v,  job->out,
                                             job->dout, job->dq, job->dk, job->dv};
     struct nvidia_shape shape = {.dtype = job->q->dtype,
@@ -68,10 +95,10 @@ clattn_status nvidia_backward(clattn_context *context, const struct backward_job
                                  .aligned = true};
     for (int i = 0; i < 8; i++)
         shape.aligned = shape.aligned && nvidia_is_aligned(tensors[i]);
-    *done = nvidia_has(context, NVIDIA_BACKWARD, &shape) && nvidia_works(context, NVIDIA_BACKWARD, &shape);
+    *done = nvidia_has(context, path, &shape) && nvidia_works(context, path, &shape);
     if (!*done) return CLATTN_SUCCESS;
-    log_line(context, CLATTN_LOG_DEBUG, "gradients by path %s", nvidia_path_name(NVIDIA_BACKWARD));
-    return nvidia_backward_run(context, job, &shape);
+    log_line(context, CLATTN_LOG_DEBUG, "gradients by path %s", nvidia_path_name(path));
+    return nvidia_backward_run(context, job, &shape, path);
 }
 
 /* ---- launches ---- */
@@ -92,7 +119,7 @@ static void run_delta(struct opencl_launch *launch, const struct backward_job *j
 }
 
 static void run_blocks(struct opencl_launch *launch, const struct backward_job *job,
-                       const struct sequence *sequence, const char *options,
+                       const struct sequence *sequence, const char *options, int32_t topk,
                        const struct nvidia_inverse *inverse, const struct sums *sums)
 {
     const struct problem *problem = job->problem;
@@ -112,7 +139,7 @@ static void run_blocks(struct opencl_launch *launch, const struct backward_job *
     opencl_arg_mem(launch, sums->dv);
     opencl_arg_int(launch, (int32_t)sequence->q_len);
     opencl_arg_int(launch, (int32_t)sequence->kv_len);
-    opencl_arg_int(launch, job->blocks->topk);
+    opencl_arg_int(launch, topk);
     opencl_arg_int(launch, (int32_t)inverse->n_blocks);
     opencl_arg_int(launch, (int32_t)inverse->tiles);
     opencl_arg_float(launch, nvidia_scale(problem));
@@ -139,58 +166,111 @@ static void run_keys(struct opencl_launch *launch, const struct backward_job *jo
                128);
 }
 
+/* dq: the parts of a row's blocks. */
 static void run_queries(struct opencl_launch *launch, const struct backward_job *job,
-                        const struct sequence *sequence, const char *options, cl_mem partial)
+                        const struct sequence *sequence, const char *options,
+                        const struct nvidia_token_lists *lists, cl_mem partial)
 {
     const struct problem *problem = job->problem;
     opencl_launch_kernel(launch, FILES, "backward_queries", options);
     opencl_arg_mem(launch, partial);
-    opencl_arg_storage(launch, &job->blocks->indices);
-    opencl_arg_long(launch, sequence->list_row * job->blocks->heads * job->blocks->topk);
+    opencl_arg_mem(launch, lists->list);
+    opencl_arg_long(launch, lists->base);
     nvidia_arg_rows(launch, job->dq, sequence->batch, sequence->q_row);
     opencl_arg_int(launch, (int32_t)sequence->q_len);
     opencl_arg_int(launch, problem->kv_heads);
-    opencl_arg_int(launch, job->blocks->topk);
+    opencl_arg_int(launch, lists->topk);
     int64_t items = sequence->q_len * problem->q_heads * ((problem->dim + 31) / 32 * 4);
     nvidia_run(launch, ceil_div(items, 256), 1, 1, 256);
 }
 
-static struct sums sums_begin(struct opencl_launch *launch, const struct backward_job *job,
-                              const struct nvidia_inverse *inverse)
+/* dq: tiles of rows over their lists. */
+static void run_tiles(struct opencl_launch *launch, const struct backward_job *job,
+                      const struct sequence *sequence, const char *options,
+                      const struct nvidia_tile_lists *lists, cl_mem delta)
 {
     const struct problem *problem = job->problem;
-    size_t rows = (size_t)problem->q_len_max * (size_t)problem->q_heads, topk = (size_t)job->blocks->topk;
-    size_t tiles = (size_t)(nvidia_inverse_entries(inverse, problem, job->blocks->topk) +
-                            problem->q_len_max * job->blocks->topk * problem->group / ROWS);
+    int64_t tiles_per_list = ceil_div(lists->q_block * problem->group, 64 * WARPGROUPS);
+    opencl_launch_kernel(launch, TILE_FILES, "backward_tile", options);
+    nvidia_arg_rows(launch, job->q, sequence->batch, sequence->q_row);
+    nvidia_arg_rows(launch, job->k, sequence->batch, sequence->k_row);
+    nvidia_arg_rows(launch, job->v, sequence->batch, sequence->k_row);
+    nvidia_arg_rows(launch, job->dout, sequence->batch, sequence->q_row);
+    opencl_arg_tensor(launch, job->lse);
+    opencl_arg_long(launch, nvidia_first(job->lse, sequence->batch, sequence->q_row));
+    opencl_arg_mem(launch, delta);
+    opencl_arg_mem(launch, lists->list);
+    opencl_arg_long(launch, lists->base);
+    opencl_arg_int(launch, (int32_t)lists->stride);
+    opencl_arg_int(launch, (int32_t)lists->head_stride);
+    nvidia_arg_rows(launch, job->dq, sequence->batch, sequence->q_row);
+    opencl_arg_int(launch, (int32_t)sequence->q_len);
+    opencl_arg_int(launch, (int32_t)sequence->kv_len);
+    opencl_arg_int(launch, (int32_t)lists->length);
+    opencl_arg_int(launch, (int32_t)lists->q_block);
+    opencl_arg_int(launch, (int32_t)tiles_per_list);
+    opencl_arg_float(launch, nvidia_scale(problem));
+    nvidia_run(launch, lists->count * tiles_per_list, problem->kv_heads, 1, 128 * WARPGROUPS);
+}
+
+static struct sums sums_begin(struct opencl_launch *launch, const struct problem *problem, int64_t topk,
+                              const struct nvidia_inverse *inverse, enum nvidia_path path)
+{
+    size_t rows = (size_t)problem->q_len_max * (size_t)problem->q_heads;
+    size_t tiles = (size_t)(nvidia_inverse_entries(inverse, problem, (int32_t)topk) +
+                            problem->q_len_max * topk * problem->group / inverse->rows);
     size_t tile_rows = (size_t)problem->kv_heads * tiles * WARPGROUPS * NVIDIA_LEAF;
     struct sums sums;
     sums.delta = opencl_launch_temporary(launch, rows * sizeof(float));
-    sums.dq = opencl_launch_temporary(launch, rows * topk * (size_t)((problem->dim + 31) / 32 * 32) * 2);
+    sums.dq = sums.delta; /* not written */
+    if (path == NVIDIA_BACKWARD)
+        sums.dq =
+            opencl_launch_temporary(launch, rows * (size_t)topk * (size_t)((problem->dim + 31) / 32 * 32) * 2);
     sums.dk = opencl_launch_temporary(launch, tile_rows * (size_t)padded(problem->dim) * sizeof(float));
     sums.dv = opencl_launch_temporary(launch, tile_rows * (size_t)padded(problem->dim_v) * sizeof(float));
     return sums;
 }
 
 clattn_status nvidia_backward_run(clattn_context *context, const struct backward_job *job,
-                                  const struct nvidia_shape *shape)
+                                  const struct nvidia_shape *shape, enum nvidia_path path)
 {
     const struct problem *problem = job->problem;
-    struct opencl_options options = nvidia_options(shape);
+    int64_t topk = topk_of(problem, job->blocks);
+    bool is_tile = path == NVIDIA_BACKWARD_TILE;
+    struct nvidia_inverse inverse = {.rows = is_tile ? TILE_ROWS : ROWS, .is_whole = true};
+    struct opencl_options options = nvidia_options(shape), block_options = options;
+    struct nvidia_tile_lists tile_lists = {0};
     struct opencl_launch launch;
-    struct nvidia_inverse inverse = {.rows = ROWS, .is_whole = true};
-    opencl_option(&options, "ROWS", ROWS);
+    cl_mem list = NULL;
+    opencl_option(&block_options, "ROWS", inverse.rows);
+    opencl_option(&block_options, "DQ", !is_tile);
     opencl_launch_begin(context, job->sync, &launch);
-    nvidia_inverse_begin(&launch, &inverse, problem, job->blocks->topk);
-    struct sums sums = sums_begin(&launch, job, &inverse);
+    nvidia_inverse_begin(&launch, &inverse, problem, (int32_t)topk);
+    if (is_tile) {
+        tile_lists = nvidia_tile_lists_begin(&launch, problem, job->blocks, path);
+        size_t entries = (size_t)(problem->q_len_max * problem->kv_heads * topk);
+        list = opencl_launch_temporary(&launch, entries * sizeof(cl_int));
+    }
+    struct sums sums = sums_begin(&launch, problem, topk, &inverse, path);
     for (int64_t s = 0; s < problem->count && !launch.status; s++) {
         const struct sequence *sequence = &problem->sequences[s];
         if (sequence->q_len == 0) continue;
-        nvidia_inverse_run(&launch, &inverse, problem, sequence, job->blocks, shape);
-        run_delta(&launch, job, sequence, options.text, sums.delta);
-        run_blocks(&launch, job, sequence, options.text, &inverse, &sums);
-        run_keys(&launch, job, sequence, options.text, &inverse, sums.dk, job->dk, problem->scale);
-        run_keys(&launch, job, sequence, options.text, &inverse, sums.dv, job->dv, 1);
-        run_queries(&launch, job, sequence, options.text, sums.dq);
+        struct nvidia_token_lists lists;
+        if (is_tile) {
+            nvidia_tile_lists_run(&launch, problem, job->blocks, sequence, path, &tile_lists);
+            lists = nvidia_token_lists_run(&launch, problem, sequence, &tile_lists, list);
+        } else {
+            lists = nvidia_token_lists_of(job->blocks, sequence);
+        }
+        nvidia_inverse_run(&launch, &inverse, problem, sequence, &lists, shape);
+        run_delta(&launch, job, sequence, block_options.text, sums.delta);
+        run_blocks(&launch, job, sequence, block_options.text, lists.topk, &inverse, &sums);
+        run_keys(&launch, job, sequence, block_options.text, &inverse, sums.dk, job->dk, problem->scale);
+        run_keys(&launch, job, sequence, block_options.text, &inverse, sums.dv, job->dv, 1);
+        if (is_tile)
+            run_tiles(&launch, job, sequence, options.text, &tile_lists, sums.delta);
+        else
+            run_queries(&launch, job, sequence, block_options.text, &lists, sums.dq);
     }
     return opencl_launch_end(&launch);
 }

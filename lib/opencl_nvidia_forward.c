@@ -234,7 +234,8 @@ static clattn_status inverted_run(clattn_context *context, const struct forward_
     for (int64_t s = 0; s < problem->count && !launch.status; s++) {
         const struct sequence *sequence = &problem->sequences[s];
         if (sequence->q_len == 0) continue;
-        nvidia_inverse_run(&launch, &inverse, problem, sequence, job->blocks, shape);
+        struct nvidia_token_lists lists = nvidia_token_lists_of(job->blocks, sequence);
+        nvidia_inverse_run(&launch, &inverse, problem, sequence, &lists, shape);
         if (hopper) nvidia_pack_cores(&launch, job, shape, sequence, partial.core);
         run_blocks(&launch, job, shape, sequence, &inverse, &partial);
         run_merge(&launch, job, shape, sequence, &partial);

@@ -58,23 +58,22 @@ void nvidia_inverse_begin(struct opencl_launch *launch, struct nvidia_inverse *i
 
 void nvidia_inverse_run(struct opencl_launch *launch, struct nvidia_inverse *inverse,
                         const struct problem *problem, const struct sequence *sequence,
-                        const clattn_blocks *blocks, const struct nvidia_shape *shape)
+                        const struct nvidia_token_lists *lists, const struct nvidia_shape *shape)
 {
     static const char files[] = "mma_nvidia.cl+list_invert.cl";
     struct opencl_options options = {""};
     opencl_option(&options, "DTYPE", shape->dtype == CLATTN_FLOAT16);
     opencl_option(&options, "GROUP", problem->group);
     opencl_option(&options, "ROWS", inverse->rows);
-    int64_t base = sequence->list_row * blocks->heads * blocks->topk;
-    plan(inverse, sequence->q_len, sequence->kv_len, blocks->topk, problem->group);
+    plan(inverse, sequence->q_len, sequence->kv_len, lists->topk, problem->group);
 
     opencl_launch_kernel(launch, files, "list_count", options.text);
-    opencl_arg_storage(launch, &blocks->indices);
-    opencl_arg_long(launch, base);
+    opencl_arg_mem(launch, lists->list);
+    opencl_arg_long(launch, lists->base);
     opencl_arg_mem(launch, inverse->counts);
     opencl_arg_int(launch, (int32_t)sequence->q_len);
     opencl_arg_int(launch, problem->kv_heads);
-    opencl_arg_int(launch, blocks->topk);
+    opencl_arg_int(launch, lists->topk);
     opencl_arg_int(launch, (int32_t)inverse->n_blocks);
     nvidia_run(launch, inverse->chunks, problem->kv_heads, 1, CHUNK);
 
@@ -94,16 +93,43 @@ void nvidia_inverse_run(struct opencl_launch *launch, struct nvidia_inverse *inv
     nvidia_run(launch, problem->kv_heads, 1, 1, 256);
 
     opencl_launch_kernel(launch, files, "list_scatter", options.text);
-    opencl_arg_storage(launch, &blocks->indices);
-    opencl_arg_long(launch, base);
+    opencl_arg_mem(launch, lists->list);
+    opencl_arg_long(launch, lists->base);
     opencl_arg_mem(launch, inverse->counts);
     opencl_arg_mem(launch, inverse->offset);
     opencl_arg_mem(launch, inverse->pairs);
     opencl_arg_int(launch, (int32_t)sequence->q_len);
     opencl_arg_int(launch, problem->kv_heads);
-    opencl_arg_int(launch, blocks->topk);
+    opencl_arg_int(launch, lists->topk);
     opencl_arg_int(launch, (int32_t)inverse->n_blocks);
     opencl_arg_int(launch, (int32_t)inverse->chunks_per_span);
     opencl_arg_int(launch, (int32_t)inverse->entries);
     nvidia_run(launch, inverse->chunks, problem->kv_heads, 1, CHUNK);
+}
+
+struct nvidia_token_lists nvidia_token_lists_of(const clattn_blocks *blocks, const struct sequence *sequence)
+{
+    return (struct nvidia_token_lists){blocks->indices.mem, sequence->list_row * blocks->heads * blocks->topk,
+                                       blocks->topk};
+}
+
+struct nvidia_token_lists nvidia_token_lists_run(struct opencl_launch *launch, const struct problem *problem,
+                                                 const struct sequence *sequence,
+                                                 const struct nvidia_tile_lists *lists, cl_mem list)
+{
+    int64_t entries = sequence->q_len * problem->kv_heads * lists->length;
+    opencl_launch_kernel(launch, "mma_nvidia.cl+list_invert.cl", "list_expand", "");
+    opencl_arg_mem(launch, lists->list);
+    opencl_arg_long(launch, lists->base);
+    opencl_arg_int(launch, (int32_t)lists->stride);
+    opencl_arg_int(launch, (int32_t)lists->head_stride);
+    opencl_arg_mem(launch, list);
+    opencl_arg_int(launch, (int32_t)sequence->q_len);
+    opencl_arg_int(launch, (int32_t)sequence->kv_len);
+    opencl_arg_int(launch, problem->kv_heads);
+    opencl_arg_int(launch, (int32_t)lists->length);
+    opencl_arg_int(launch, (int32_t)lists->q_block);
+    opencl_arg_int(launch, problem->causal);
+    nvidia_run(launch, ceil_div(entries, 128), 1, 1, 128);
+    return (struct nvidia_token_lists){list, 0, (int32_t)lists->length};
 }

@@ -25,8 +25,8 @@ static uint16_t narrow(clattn_dtype dtype, float value)
     return dtype == CLATTN_FLOAT16 ? float16_of_float(value) : bfloat16_of_float(value);
 }
 
-clattn_status selftest_twin_new(struct selftest *t, struct twin *twin, clattn_dtype dtype, int64_t len, int heads,
-                              int dim, uint32_t seed)
+clattn_status selftest_twin_new(struct selftest *t, struct twin *twin, clattn_dtype dtype, int64_t len,
+                                int heads, int dim, uint32_t seed)
 {
     int64_t shift = t->shape->aligned || dtype == CLATTN_FLOAT32 ? 0 : 1;
     int64_t elements = len * heads * dim;
@@ -118,7 +118,8 @@ static clattn_status lists_new(struct selftest *t, clattn_context *context, enum
                                clattn_blocks **blocks)
 {
     clattn_blocks_desc desc = CLATTN_BLOCKS_DESC_INIT;
-    desc.q_block = path == NVIDIA_TILE || path == NVIDIA_TOKEN ? LIST_QUERIES : 1;
+    desc.q_block =
+        path == NVIDIA_TILE || path == NVIDIA_TOKEN || path == NVIDIA_BACKWARD_TILE ? LIST_QUERIES : 1;
     desc.rows = ceil_div(Q_LEN, desc.q_block);
     desc.heads = t->kv_heads;
     desc.topk = t->shape->topk ? t->shape->topk : 3;
@@ -162,7 +163,8 @@ static clattn_status forward_device(struct selftest *t, enum nvidia_path path, c
     struct tensors tensors = {&t->q.device, &t->k.device, &t->v.device, &t->out.device, &t->lse.device};
     clattn_attention_desc attention = t->attention;
     if (attention.sink) attention.sink = &t->sink.device;
-    clattn_status status = problem_init(t->context, &attention, &tensors, blocks ? blocks->q_block : 1, &problem);
+    clattn_status status =
+        problem_init(t->context, &attention, &tensors, blocks ? blocks->q_block : 1, &problem);
     if (status) return status;
     struct forward_job job = {.problem = &problem,
                               .q = tensors.q,
@@ -196,11 +198,12 @@ static clattn_status test_forward(struct selftest *t, enum nvidia_path path)
 
 /* ---- gradients ---- */
 
-static clattn_status backward_device(struct selftest *t, const clattn_blocks *blocks)
+static clattn_status backward_device(struct selftest *t, enum nvidia_path path, const clattn_blocks *blocks)
 {
     struct problem problem;
     struct tensors tensors = {&t->q.device, &t->k.device, &t->v.device, &t->out.device, &t->lse.device};
-    clattn_status status = problem_init(t->context, &t->attention, &tensors, 1, &problem);
+    clattn_status status =
+        problem_init(t->context, &t->attention, &tensors, blocks ? blocks->q_block : 1, &problem);
     if (status) return status;
     struct backward_job job = {.problem = &problem,
                                .q = tensors.q,
@@ -213,7 +216,7 @@ static clattn_status backward_device(struct selftest *t, const clattn_blocks *bl
                                .dq = &t->dq.device,
                                .dk = &t->dk.device,
                                .dv = &t->dv.device};
-    status = nvidia_backward_run(t->context, &job, t->shape);
+    status = nvidia_backward_run(t->context, &job, t->shape, path);
     problem_release(&problem);
     return status;
 }
@@ -224,19 +227,12 @@ static clattn_status upload(struct selftest *t, struct twin *twin)
     return clattn_tensor_upload(t->context, &flat, &twin->whole);
 }
 
-static clattn_status test_backward(struct selftest *t)
+/* From the forward results to the gradients, with these lists on both sides. */
+static clattn_status backward_compare(struct selftest *t, enum nvidia_path path,
+                                      const clattn_blocks *host_blocks, const clattn_blocks *blocks)
 {
-    const struct nvidia_shape *shape = t->shape;
-    clattn_blocks *host_blocks = NULL, *blocks = NULL;
     clattn_gradients gradients = CLATTN_GRADIENTS_INIT;
-    clattn_status status = forward_tensors(t);
-    if (!status) status = selftest_twin_new(t, &t->dout, shape->dtype, Q_LEN, t->q_heads, shape->dim_v, 4);
-    if (!status) status = selftest_twin_new(t, &t->dq, shape->dtype, Q_LEN, t->q_heads, shape->dim, 0);
-    if (!status) status = selftest_twin_new(t, &t->dk, shape->dtype, KV_LEN, t->kv_heads, shape->dim, 0);
-    if (!status) status = selftest_twin_new(t, &t->dv, shape->dtype, KV_LEN, t->kv_heads, shape->dim_v, 0);
-    if (!status) status = lists_new(t, t->reference, NVIDIA_BACKWARD, &host_blocks);
-    if (!status) status = lists_new(t, t->context, NVIDIA_BACKWARD, &blocks);
-    if (!status) status = forward_reference(t, host_blocks);
+    clattn_status status = forward_reference(t, host_blocks);
     if (!status) status = upload(t, &t->out);
     if (!status) status = upload(t, &t->lse);
     gradients.dout = &t->dout.host;
@@ -246,11 +242,27 @@ static clattn_status test_backward(struct selftest *t)
     if (!status)
         status = clattn_attention_backward(t->reference, &t->attention, &t->q.host, &t->k.host, &t->v.host,
                                            host_blocks, &t->out.host, &t->lse.host, &gradients, NULL);
-    if (!status) status = backward_device(t, blocks);
-    if (!status) status = selftest_twin_compare(t, "dq", &t->dq, 1);
-    float sums = sqrtf((float)(Q_LEN * shape->group)); /* of so many rows */
-    if (!status) status = selftest_twin_compare(t, "dk", &t->dk, sums);
-    if (!status) status = selftest_twin_compare(t, "dv", &t->dv, sums);
+    if (!status) status = backward_device(t, path, blocks);
+    if (!status) status = selftest_twin_compare(t, blocks ? "dq" : "dense dq", &t->dq, 1);
+    float sums = sqrtf((float)(Q_LEN * t->shape->group)); /* of so many rows */
+    if (!status) status = selftest_twin_compare(t, blocks ? "dk" : "dense dk", &t->dk, sums);
+    if (!status) status = selftest_twin_compare(t, blocks ? "dv" : "dense dv", &t->dv, sums);
+    return status;
+}
+
+static clattn_status test_backward(struct selftest *t, enum nvidia_path path)
+{
+    const struct nvidia_shape *shape = t->shape;
+    clattn_blocks *host_blocks = NULL, *blocks = NULL;
+    clattn_status status = forward_tensors(t);
+    if (!status) status = selftest_twin_new(t, &t->dout, shape->dtype, Q_LEN, t->q_heads, shape->dim_v, 4);
+    if (!status) status = selftest_twin_new(t, &t->dq, shape->dtype, Q_LEN, t->q_heads, shape->dim, 0);
+    if (!status) status = selftest_twin_new(t, &t->dk, shape->dtype, KV_LEN, t->kv_heads, shape->dim, 0);
+    if (!status) status = selftest_twin_new(t, &t->dv, shape->dtype, KV_LEN, t->kv_heads, shape->dim_v, 0);
+    if (!status) status = lists_new(t, t->reference, path, &host_blocks);
+    if (!status) status = lists_new(t, t->context, path, &blocks);
+    if (!status) status = backward_compare(t, path, host_blocks, blocks);
+    if (!status && path == NVIDIA_BACKWARD_TILE) status = backward_compare(t, path, NULL, NULL);
     clattn_blocks_release(t->reference, host_blocks);
     clattn_blocks_release(t->context, blocks);
     return status;
@@ -387,8 +399,8 @@ clattn_status nvidia_selftest(clattn_context *context, enum nvidia_path path, co
         status = test_pyramid(&t);
     else if (path == NVIDIA_SELECT || path == NVIDIA_FLAT || path == NVIDIA_FLAT_HOPPER)
         status = test_select(&t, path);
-    else if (path == NVIDIA_BACKWARD)
-        status = test_backward(&t);
+    else if (path == NVIDIA_BACKWARD || path == NVIDIA_BACKWARD_TILE)
+        status = test_backward(&t, path);
     else if (path == NVIDIA_DECODE)
         status = selftest_decode(&t);
     else

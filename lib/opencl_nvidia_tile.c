@@ -9,13 +9,6 @@
 
 enum { WARPGROUPS = 2, ROWS = 64 * WARPGROUPS, DENSE_QUERIES = 128, WARPS = 4 };
 
-/* The lists that the kernels read. */
-struct tile_lists {
-    cl_mem list, mask;
-    int64_t base, stride, head_stride;
-    int64_t length, q_block, count; /* entries, queries of a list, lists of the sequence at hand */
-};
-
 /* ---- memory ---- */
 
 static cl_mem keys_begin(struct opencl_launch *launch, const struct problem *problem, int32_t columns)
@@ -40,22 +33,21 @@ void nvidia_pack_cores(struct opencl_launch *launch, const struct forward_job *j
 
 /* ---- lists ---- */
 
-static void run_all(struct opencl_launch *launch, const struct forward_job *job,
-                    const struct sequence *sequence, struct tile_lists *lists)
+static void run_all(struct opencl_launch *launch, const struct problem *problem,
+                    const struct sequence *sequence, struct nvidia_tile_lists *lists)
 {
     lists->length = nvidia_blocks(sequence->kv_len);
     lists->head_stride = lists->length;
     opencl_launch_kernel(launch, "mma_nvidia.cl+list_invert.cl", "list_all", "");
     opencl_arg_mem(launch, lists->list);
     opencl_arg_int(launch, (int32_t)lists->length);
-    nvidia_run(launch, ceil_div(lists->length, 128), job->problem->kv_heads, 1, 128);
+    nvidia_run(launch, ceil_div(lists->length, 128), problem->kv_heads, 1, 128);
 }
 
 /* Lists of blocks of 128 keys as lists of blocks of 64. */
-static void run_halves(struct opencl_launch *launch, const struct forward_job *job,
-                       const struct sequence *sequence, const struct tile_lists *lists)
+static void run_halves(struct opencl_launch *launch, const clattn_blocks *blocks,
+                       const struct sequence *sequence, const struct nvidia_tile_lists *lists)
 {
-    const clattn_blocks *blocks = job->blocks;
     int64_t entries = lists->count * blocks->heads * blocks->topk;
     opencl_launch_kernel(launch, "mma_nvidia.cl+list_invert.cl", "list_halve", "");
     opencl_arg_storage(launch, &blocks->indices);
@@ -66,10 +58,9 @@ static void run_halves(struct opencl_launch *launch, const struct forward_job *j
     nvidia_run(launch, ceil_div(entries, 128), 1, 1, 128);
 }
 
-static void run_union(struct opencl_launch *launch, const struct forward_job *job,
-                      const struct sequence *sequence, const struct tile_lists *lists)
+static void run_union(struct opencl_launch *launch, const clattn_blocks *blocks,
+                      const struct sequence *sequence, const struct nvidia_tile_lists *lists)
 {
-    const clattn_blocks *blocks = job->blocks;
     opencl_launch_kernel(launch, "mma_nvidia.cl+list_union.cl", "list_union", "");
     opencl_arg_storage(launch, &blocks->indices);
     opencl_arg_long(launch, sequence->list_row * blocks->heads * blocks->topk);
@@ -78,16 +69,14 @@ static void run_union(struct opencl_launch *launch, const struct forward_job *jo
     opencl_arg_int(launch, (int32_t)sequence->q_len);
     opencl_arg_int(launch, blocks->topk);
     opencl_arg_int(launch, (int32_t)lists->q_block);
-    nvidia_run(launch, lists->count, job->problem->kv_heads, 1, 128);
+    nvidia_run(launch, lists->count, blocks->heads, 1, 128);
 }
 
-/* Memory for the lists that are made here. */
-static struct tile_lists lists_begin(struct opencl_launch *launch, const struct forward_job *job, bool is_union)
+struct nvidia_tile_lists nvidia_tile_lists_begin(struct opencl_launch *launch, const struct problem *problem,
+                                                 const clattn_blocks *blocks, enum nvidia_path path)
 {
-    const struct problem *problem = job->problem;
-    const clattn_blocks *blocks = job->blocks;
-    struct tile_lists lists = {0};
-    if (is_union) {
+    struct nvidia_tile_lists lists = {0};
+    if (path == NVIDIA_UNION) {
         lists.q_block = MAX(MIN(ROWS / problem->group, 32), 1);
         size_t bytes = (size_t)(ceil_div(problem->q_len_max, lists.q_block) * problem->kv_heads *
                                 lists.q_block * blocks->topk) *
@@ -108,17 +97,16 @@ static struct tile_lists lists_begin(struct opencl_launch *launch, const struct 
     return lists;
 }
 
-/* The lists of one sequence. */
-static void lists_run(struct opencl_launch *launch, const struct forward_job *job,
-                      const struct sequence *sequence, enum nvidia_path path, struct tile_lists *lists)
+void nvidia_tile_lists_run(struct opencl_launch *launch, const struct problem *problem,
+                           const clattn_blocks *blocks, const struct sequence *sequence, enum nvidia_path path,
+                           struct nvidia_tile_lists *lists)
 {
-    const clattn_blocks *blocks = job->blocks;
     if (path == NVIDIA_UNION) {
         lists->length = lists->q_block * blocks->topk;
         lists->head_stride = lists->length;
-        lists->stride = lists->length * job->problem->kv_heads;
+        lists->stride = lists->length * problem->kv_heads;
         lists->count = ceil_div(sequence->q_len, lists->q_block);
-        run_union(launch, job, sequence, lists);
+        run_union(launch, blocks, sequence, lists);
     } else if (blocks) {
         bool has_halves = blocks->block == 2 * NVIDIA_LEAF;
         lists->length = blocks->topk * (has_halves ? 2 : 1);
@@ -127,9 +115,9 @@ static void lists_run(struct opencl_launch *launch, const struct forward_job *jo
         lists->head_stride = blocks->heads == 1 ? 0 : lists->length;
         lists->q_block = MIN(blocks->q_block, sequence->q_len);
         lists->count = ceil_div(sequence->q_len, lists->q_block);
-        if (has_halves) run_halves(launch, job, sequence, lists);
+        if (has_halves) run_halves(launch, blocks, sequence, lists);
     } else { /* one list for all queries; tiles take 128 of them, single queries find it whatever they are */
-        run_all(launch, job, sequence, lists);
+        run_all(launch, problem, sequence, lists);
         lists->q_block = path == NVIDIA_TOKEN ? sequence->q_len : MIN(DENSE_QUERIES, sequence->q_len);
     }
     lists->count = ceil_div(sequence->q_len, lists->q_block);
@@ -139,7 +127,7 @@ static void lists_run(struct opencl_launch *launch, const struct forward_job *jo
 
 static void run_tiles(struct opencl_launch *launch, const struct forward_job *job,
                       const struct nvidia_shape *shape, const struct sequence *sequence,
-                      const struct tile_lists *lists, cl_mem core)
+                      const struct nvidia_tile_lists *lists, cl_mem core)
 {
     const struct problem *problem = job->problem;
     struct opencl_options options = nvidia_options(shape);
@@ -168,7 +156,7 @@ static void run_tiles(struct opencl_launch *launch, const struct forward_job *jo
 
 static void run_tokens(struct opencl_launch *launch, const struct forward_job *job,
                        const struct nvidia_shape *shape, const struct sequence *sequence,
-                       const struct tile_lists *lists, cl_mem packed_k, cl_mem packed_v)
+                       const struct nvidia_tile_lists *lists, cl_mem packed_k, cl_mem packed_v)
 {
     const struct problem *problem = job->problem;
     struct nvidia_shape plain = *shape;
@@ -210,7 +198,7 @@ clattn_status nvidia_tile_run(clattn_context *context, const struct forward_job 
     cl_mem core = NULL, packed_k = NULL, packed_v = NULL;
     struct opencl_launch launch;
     opencl_launch_begin(context, job->sync, &launch);
-    struct tile_lists lists = lists_begin(&launch, job, path == NVIDIA_UNION);
+    struct nvidia_tile_lists lists = nvidia_tile_lists_begin(&launch, problem, job->blocks, path);
     if (path == NVIDIA_TOKEN) {
         packed_k = keys_begin(&launch, problem, columns_k);
         packed_v = keys_begin(&launch, problem, columns_v);
@@ -220,7 +208,7 @@ clattn_status nvidia_tile_run(clattn_context *context, const struct forward_job 
     for (int64_t s = 0; s < problem->count && !launch.status; s++) {
         const struct sequence *sequence = &problem->sequences[s];
         if (sequence->q_len == 0) continue;
-        lists_run(&launch, job, sequence, path, &lists);
+        nvidia_tile_lists_run(&launch, problem, job->blocks, sequence, path, &lists);
         if (path == NVIDIA_TOKEN) {
             run_tokens(&launch, job, shape, sequence, &lists, packed_k, packed_v);
         } else {
