@@ -7,13 +7,14 @@
 
 #include <stdlib.h>
 
-/* Few rows still give every thread some. */
+/* Every thread gets as many runs as the others, and few rows still give every thread some. */
 static int32_t rows_at_once(const struct cpu_kernels *kernels, const struct select_job *job, int threads)
 {
     int64_t lists = 0;
     for (int64_t s = 0; s < job->problem->count; s++)
         lists += job->problem->sequences[s].q_len * job->problem->kv_heads;
-    return (int32_t)MAX(1, MIN(kernels->select_rows_max(job), ceil_div(lists, threads)));
+    int64_t share = MAX(1, ceil_div(lists, threads));
+    return (int32_t)ceil_div(share, ceil_div(share, kernels->select_rows_max(job)));
 }
 
 clattn_status cpu_select(clattn_context *context, const struct select_job *given)

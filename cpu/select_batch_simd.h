@@ -16,12 +16,19 @@
 
 #include "dot_vectors_simd.h"
 
+#if defined(SIMD_WORD_DOTS)
+#include "dot_words_avx512vnni.h"
+#endif
+
 enum {
     BATCH_ROWS = 256,
     BATCH_QUERY_BYTES =
         2 << 20, /* of packed queries, which are read again and again: the level-2 cache's size, ... */
     BATCH_QUERY_LEAST = 1 << 19, /* ... or that of the machine within these bounds */
-    BATCH_WALK_BYTES = 16 << 20
+    BATCH_WALK_BYTES = 16 << 20,
+    ROUGH_ROWS = 1024, /* with rough scores, for which the keys of a leaf are converted once a batch */
+    ROUGH_BYTES = 8 << 20,
+    SIDE_ROWS = 2 /* that go down the levels side by side */
 };
 
 /* Row `row` of the batch scores `node`, and the score belongs to entry `slot` of its walk. */
@@ -37,19 +44,41 @@ struct batch {
     int32_t vectors;   /* of a row's heads */
     int32_t together;  /* rows whose heads stand side by side in VECTORS_MAX vectors; 1: each alone */
     int64_t q_floats;  /* of a row */
+    int32_t q_rows;    /* that are kept packed: all, or with rough scores SIDE_ROWS */
     struct walk *walk; /* [rows] */
     char *walk_memory; /* [rows][select_walk_scratch] */
-    float *q;          /* [rows][vector][dim][WIDTH]; flat mean: [lane group of rows][dim][lanes] */
+    float *q;          /* [q_rows][vector][dim][WIDTH]; flat mean: [lane group of rows][dim][lanes] */
     float *joined;     /* [VECTORS_MAX][dim][WIDTH] heads of several rows */
     float *logits;     /* [vector][RUN_ROWS][WIDTH]; flat mean: [lane group][RUN_ROWS][lanes] */
     float *leaf;       /* [RUN_ROWS][packed_stride(dim)] keys of a leaf as float32 */
     struct visit *visits, *unsorted; /* of level 1; flat: those of one leaf */
     int64_t *cursor;                 /* [rows] flat: next entry of each row */
+    bool rough;                      /* leaves get rough scores first: see select_rough_simd.h */
+#if defined(SIMD_WORD_DOTS)
+    int32_t *words, *joined_words;  /* as q and joined: [..][pair of d][WIDTH] */
+    float *word_step, *joined_step; /* [rows][vector][WIDTH], [VECTORS_MAX][WIDTH] */
+    struct word_row *word_row;      /* [rows] */
+    int16_t *leaf_words;            /* [RUN_ROWS][word_stride(dim)] keys of a leaf */
+#endif
 };
 
 static bool is_flat_mean(const struct select_job *job)
 {
     return job->select->selector == CLATTN_SELECT_FLAT_MEAN;
+}
+
+/* Do rough scores pay for so many rows? */
+static bool rough_pays(const struct select_job *job, int64_t rows)
+{
+#if defined(SIMD_WORD_DOTS)
+    enum { LEAST = 16 };
+    clattn_selector selector = job->select->selector;
+    return rows >= LEAST && (selector == CLATTN_SELECT_PISA || selector == CLATTN_SELECT_FLAT_LSE);
+#else
+    (void)job;
+    (void)rows;
+    return false;
+#endif
 }
 
 /* Cuts the scratch memory; returns its size. scratch NULL: only the size. */
@@ -63,19 +92,32 @@ static size_t batch_layout(const struct select_job *job, int64_t rows, void *scr
     batch->vectors = (int32_t)ceil_div(problem->group, WIDTH);
     batch->together = problem->group % WIDTH ? MAX(1, VECTORS_MAX * WIDTH / problem->group) : 1;
     batch->q_floats = dim * (flat_mean ? 1 : batch->vectors * WIDTH);
+    batch->rough = rough_pays(job, rows);
+    batch->q_rows = (int32_t)(flat_mean ? round_up(rows, LANES_MAX) : batch->rough ? SIDE_ROWS : rows);
+#if defined(SIMD_WORD_DOTS)
+    int64_t words = batch->rough ? word_steps((int32_t)dim) * WIDTH : 0;
+#endif
     const struct {
         void *part;
         int64_t bytes;
     } parts[] = {
         {&batch->walk, rows * (int64_t)sizeof(struct walk)},
         {&batch->walk_memory, rows * (int64_t)select_walk_scratch(job)},
-        {&batch->q, round_up(rows, flat_mean ? LANES_MAX : 1) * batch->q_floats * (int64_t)sizeof(float)},
+        {&batch->q, batch->q_rows * batch->q_floats * (int64_t)sizeof(float)},
         {&batch->joined, dim * VECTORS_MAX * WIDTH * (int64_t)sizeof(float)},
         {&batch->logits, lanes * RUN_ROWS * (int64_t)sizeof(float)},
         {&batch->leaf, RUN_ROWS * key * (int64_t)sizeof(float)},
         {&batch->visits, visits * (int64_t)sizeof(struct visit)},
         {&batch->unsorted, visits * (int64_t)sizeof(struct visit)},
         {&batch->cursor, rows * (int64_t)sizeof(int64_t)},
+#if defined(SIMD_WORD_DOTS)
+        {&batch->words, rows * batch->vectors * words * (int64_t)sizeof(int32_t)},
+        {&batch->joined_words, VECTORS_MAX * words * (int64_t)sizeof(int32_t)},
+        {&batch->word_step, words ? rows * batch->vectors * WIDTH * (int64_t)sizeof(float) : 0},
+        {&batch->joined_step, VECTORS_MAX * WIDTH * (int64_t)sizeof(float)},
+        {&batch->word_row, words ? rows * (int64_t)sizeof(struct word_row) : 0},
+        {&batch->leaf_words, words ? RUN_ROWS * word_stride((int32_t)dim) * (int64_t)sizeof(int16_t) : 0},
+#endif
     };
     size_t used = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -92,7 +134,9 @@ static int32_t batch_rows(const struct select_job *job)
     int64_t query = batch.q_floats * (int64_t)sizeof(float), walk = (int64_t)select_walk_scratch(job);
     int64_t near = job->cache_bytes ? job->cache_bytes : BATCH_QUERY_BYTES;
     near = MAX(MIN(near, BATCH_QUERY_BYTES), BATCH_QUERY_LEAST);
-    return (int32_t)MAX(1, MIN(MIN(near / query, BATCH_WALK_BYTES / walk), BATCH_ROWS));
+    int64_t rows = MIN(near / query, BATCH_ROWS);
+    if (rough_pays(job, ROUGH_ROWS)) rows = MIN(ROUGH_BYTES / (query / 2), ROUGH_ROWS);
+    return (int32_t)MAX(1, MIN(rows, BATCH_WALK_BYTES / walk));
 }
 
 /* ---- the queries ---- */
@@ -158,14 +202,41 @@ static void prefetch_queries(const struct batch *batch, int32_t r)
     prefetch_lines(&rows, 0, row_lines(&rows));
 }
 
-static void batch_queries(const struct batch *batch)
+/* Where the packed queries of a row are, when they are. */
+static float *row_queries(const struct batch *batch, int32_t r)
 {
-    for (int32_t r = 0; r < batch->rows; r++) {
-        if (r + 1 < batch->rows) prefetch_queries(batch, r + 1);
-        for (int32_t v = 0; v < batch->vectors; v++)
-            pack_heads(batch, r, v * WIDTH,
-                       batch->q + r * batch->q_floats + (int64_t)v * batch->job->problem->dim * WIDTH);
-    }
+    return batch->q + r % batch->q_rows * batch->q_floats;
+}
+
+static void row_pack(const struct batch *batch, int32_t r)
+{
+    for (int32_t v = 0; v < batch->vectors; v++)
+        pack_heads(batch, r, v * WIDTH, row_queries(batch, r) + (int64_t)v * batch->job->problem->dim * WIDTH);
+}
+
+/* Queries of the next row that is to be scored; the one after it is prefetched. */
+static void row_begin(const struct batch *batch, int32_t r)
+{
+    if (r + 1 < batch->rows) prefetch_queries(batch, r + 1);
+    row_pack(batch, r);
+#if defined(SIMD_WORD_DOTS)
+    struct word_row row = {.usable = true};
+    int64_t words = word_steps(batch->job->problem->dim) * WIDTH, first = (int64_t)r * batch->vectors;
+    const float *q = row_queries(batch, r);
+    if (!batch->rough) return;
+    for (int32_t v = 0; v < batch->vectors; v++)
+        word_queries(q + (int64_t)v * batch->job->problem->dim * WIDTH, batch->job->problem->dim,
+                     batch->words + (first + v) * words, batch->word_step + (first + v) * WIDTH, &row);
+    batch->word_row[r] = row;
+#endif
+}
+
+/* One vector of a row's packed queries; where they are not kept, `to` [dim][WIDTH] gets it. */
+static const float *vector_queries(const struct batch *batch, int32_t r, int32_t v, float *to)
+{
+    if (!batch->rough) return row_queries(batch, r) + (int64_t)v * batch->job->problem->dim * WIDTH;
+    pack_heads(batch, r, v * WIDTH, to);
+    return to;
 }
 
 /* The sum of the group's queries of each row, rows as lanes. */

@@ -34,7 +34,7 @@ static void score_pairs(const struct batch *batch, struct walk *walk, const stru
     enum { RUN = RUN_ROWS / 2 };
     const struct problem *problem = batch->job->problem;
     clattn_selector selector = batch->job->select->selector;
-    const float *q = batch->q + (walk - batch->walk) * batch->q_floats, *pair[RUN];
+    const float *q = row_queries(batch, (int32_t)(walk - batch->walk)), *pair[RUN];
     float scale = score_scale(selector, problem->scale);
     for (int64_t first = 0; first < walk->scored_count; first += RUN) {
         int64_t count = MIN(RUN, walk->scored_count - first);
@@ -53,15 +53,17 @@ static void score_pairs(const struct batch *batch, struct walk *walk, const stru
     }
 }
 
-/* Goes to `level` and brings the means nearer that will be scored there. */
+/* Goes to `level` and brings the means nearer that will be scored there, unless all of them stay near. */
 static void row_enter(const struct batch *batch, struct walk *walk, const struct walk_children *children,
                       int level)
 {
-    int64_t pair = 2 * batch->job->problem->dim;
+    enum { NEAR_BYTES = 1 << 18 };
+    int64_t pair = 2 * batch->job->problem->dim, line = LINE / (int64_t)sizeof(float);
     if (level > walk->top || !walk_enter(walk, level)) walk->scored_count = 0;
-    for (int64_t n = 0; n < walk->scored_count && level > 1; n++) {
+    if (level == 1 || children->rows * pair / 2 * (int64_t)sizeof(float) <= NEAR_BYTES) return;
+    for (int64_t n = 0; n < walk->scored_count; n++) {
         const float *means = walk->means + children->base * pair / 2 + walk->scored[n] * pair;
-        for (int64_t d = 0; d < pair; d += LINE / (int64_t)sizeof *means)
+        for (int64_t d = 0; d < pair; d += line)
             prefetch_line(means + d);
     }
 }
@@ -70,14 +72,16 @@ static void row_enter(const struct batch *batch, struct walk *walk, const struct
  * all their queries stay near. */
 static void batch_inner_levels(struct batch *batch, int top)
 {
-    enum { SIDE = 2, LEVELS_MAX = 64 };
+    enum { LEVELS_MAX = 64 };
     struct walk_children children[LEVELS_MAX + 1];
     for (int level = top; level >= 1; level--)
         children[level] = walk_children(batch->walk, level);
-    for (int32_t first = 0; first < batch->rows; first += SIDE) {
-        int32_t end = MIN(first + SIDE, batch->rows);
-        for (int32_t r = first; r < end; r++)
+    for (int32_t first = 0; first < batch->rows; first += SIDE_ROWS) {
+        int32_t end = MIN(first + SIDE_ROWS, batch->rows);
+        for (int32_t r = first; r < end; r++) {
+            if (!is_flat_mean(batch->job)) row_begin(batch, r);
             row_enter(batch, &batch->walk[r], &children[top], top);
+        }
         for (int level = top; level > 1; level--)
             for (int32_t r = first; r < end; r++) {
                 struct walk *walk = &batch->walk[r];
@@ -96,17 +100,21 @@ static void batch_inner_levels(struct batch *batch, int top)
 /* Heads of `count` rows side by side in the lanes of `joined`; returns the vectors. */
 static int join_rows(const struct batch *batch, const struct visit *visit, int64_t count)
 {
-    int32_t dim = batch->job->problem->dim, group = batch->job->problem->group;
-    int64_t lanes = count * group, vectors = ceil_div(lanes, WIDTH);
-    for (int64_t lane = 0; lane < vectors * WIDTH; lane++) {
-        const float *from = NULL;
-        float *to = batch->joined + lane / WIDTH * dim * WIDTH + lane % WIDTH;
-        int64_t h = lane % group;
-        if (lane < lanes)
-            from = batch->q + visit[lane / group].row * batch->q_floats + h / WIDTH * dim * WIDTH + h % WIDTH;
-        for (int32_t d = 0; d < dim; d++)
-            to[d * WIDTH] = from ? from[d * WIDTH] : 0;
+    int64_t dim = batch->job->problem->dim, group = batch->job->problem->group, lane = 0;
+    int64_t vectors = ceil_div(count * group, WIDTH);
+    for (int64_t m = 0; m < count; m++) {
+        const float *q = row_queries(batch, visit[m].row);
+        if (batch->rough) row_pack(batch, visit[m].row);
+        for (int64_t h = 0; h < group; h++, lane++) {
+            const float *from = q + h / WIDTH * dim * WIDTH + h % WIDTH;
+            float *to = batch->joined + lane / WIDTH * dim * WIDTH + lane % WIDTH;
+            for (int64_t d = 0; d < dim; d++)
+                to[d * WIDTH] = from[d * WIDTH];
+        }
     }
+    for (; lane < vectors * WIDTH; lane++)
+        for (int64_t d = 0; d < dim; d++)
+            batch->joined[lane / WIDTH * dim * WIDTH + lane % WIDTH + d * WIDTH] = 0;
     return (int)vectors;
 }
 
@@ -163,8 +171,8 @@ static void score_leaf_vectors(struct leaf_pass *leaf, const struct visit *visit
         const float *q[VECTORS_MAX];
         vectors = ceil_div(all - n, leaf->passes);
         for (int64_t v = 0; v < vectors; v++)
-            q[v] = batch->q + visit[(n + v) / batch->vectors].row * batch->q_floats +
-                   (n + v) % batch->vectors * size;
+            q[v] = vector_queries(batch, visit[(n + v) / batch->vectors].row,
+                                  (int32_t)((n + v) % batch->vectors), batch->joined + v * size);
         leaf_dots(leaf, q, (int)vectors);
         for (int64_t v = 0; v < vectors; v++) {
             const struct visit *own = &visit[(n + v) / batch->vectors];
@@ -226,6 +234,8 @@ static void score_leaf(const struct batch *batch, const struct walk_children *ch
     }
 }
 
+#include "select_rough_simd.h"
+
 /* visits in ascending order of their nodes, rows in order within a node. */
 static void visits_sort(struct batch *batch, int64_t count, int64_t nodes)
 {
@@ -244,33 +254,55 @@ static void visits_sort(struct batch *batch, int64_t count, int64_t nodes)
     }
 }
 
-static void score_visits(struct batch *batch, const struct walk_children *children)
+/* Scores all visits of a leaf; meanwhile the leaf `next` is prefetched (-1: none). */
+typedef void leaf_function(const struct batch *batch, const struct walk_children *children,
+                           const struct visit *visit, int64_t visits, int64_t next);
+
+/* All open entries. */
+static void score_visits(struct batch *batch, const struct walk_children *children, leaf_function *leaf)
 {
     int64_t count = 0, n = 0, end;
     for (int32_t r = 0; r < batch->rows; r++)
-        for (int64_t i = 0; i < batch->walk[r].scored_count; i++)
-            batch->visits[count++] = (struct visit){(int32_t)batch->walk[r].scored[i], r, (int32_t)i};
+        for (int64_t i = 0; i < batch->walk[r].scored_count; i++) {
+            batch->visits[count] = (struct visit){(int32_t)batch->walk[r].scored[i], r, (int32_t)i};
+            count += batch->walk[r].open[i];
+        }
     visits_sort(batch, count, ceil_div(children->rows, children->width));
     for (; n < count; n = end) {
         for (end = n + 1; end < count && batch->visits[end].node == batch->visits[n].node;)
             end++;
-        score_leaf(batch, children, batch->visits + n, end - n, end < count ? batch->visits[end].node : -1);
+        leaf(batch, children, batch->visits + n, end - n, end < count ? batch->visits[end].node : -1);
     }
 }
 
-/* Flat: nearly all rows visit nearly all leaves; nothing is sorted. */
-static void score_all_leaves(struct batch *batch, const struct walk_children *children)
+/* A row's next open entry from `i` on, and its node, or more than any. */
+static int64_t next_open(const struct walk *walk, int64_t *i)
 {
-    int64_t leaves = ceil_div(children->rows, children->width);
-    memset(batch->cursor, 0, (size_t)batch->rows * sizeof *batch->cursor);
-    for (int64_t leaf = 0; leaf < leaves; leaf++) {
+    while (*i < walk->scored_count && !walk->open[*i])
+        ++*i;
+    return *i < walk->scored_count ? walk->scored[*i] : INT64_MAX;
+}
+
+/* Flat: nearly all rows visit nearly all leaves; nothing is sorted. */
+static void score_all_leaves(struct batch *batch, const struct walk_children *children, leaf_function *leaf)
+{
+    int64_t next = INT64_MAX;
+    for (int32_t r = 0; r < batch->rows; r++) {
+        batch->cursor[r] = 0;
+        next = MIN(next, next_open(&batch->walk[r], &batch->cursor[r]));
+    }
+    for (int64_t node = next; node < INT64_MAX; node = next) {
         int64_t visits = 0;
+        next = INT64_MAX;
         for (int32_t r = 0; r < batch->rows; r++) {
-            const struct walk *walk = &batch->walk[r];
-            if (batch->cursor[r] >= walk->scored_count || walk->scored[batch->cursor[r]] != leaf) continue;
-            batch->visits[visits++] = (struct visit){(int32_t)leaf, r, (int32_t)batch->cursor[r]++};
+            int64_t *i = &batch->cursor[r], own = next_open(&batch->walk[r], i);
+            if (own == node) {
+                batch->visits[visits++] = (struct visit){(int32_t)node, r, (int32_t)(*i)++};
+                own = next_open(&batch->walk[r], i);
+            }
+            next = MIN(next, own);
         }
-        if (visits) score_leaf(batch, children, batch->visits, visits, leaf + 1 < leaves ? leaf + 1 : -1);
+        leaf(batch, children, batch->visits, visits, next < INT64_MAX ? next : -1);
     }
 }
 
@@ -296,19 +328,35 @@ static void score_means(struct batch *batch, const struct walk_children *childre
     }
 }
 
+static void score_open(struct batch *batch, const struct walk_children *children, leaf_function *leaf)
+{
+    if (batch->job->select->selector == CLATTN_SELECT_FLAT_LSE)
+        score_all_leaves(batch, children, leaf);
+    else
+        score_visits(batch, children, leaf);
+    for (int32_t r = 0; r < batch->rows; r++)
+        scores_rank_nan(&batch->walk[r]);
+}
+
 static void batch_leaf_level(struct batch *batch)
 {
     struct walk_children children = walk_children(batch->walk, 1);
+    for (int32_t r = 0; r < batch->rows; r++)
+        memset(batch->walk[r].open, true, (size_t)batch->walk[r].scored_count * sizeof(bool));
+#if defined(SIMD_WORD_DOTS)
+    if (batch->rough) {
+        score_open(batch, &children, rough_leaf);
+        for (int32_t r = 0; r < batch->rows; r++)
+            if (batch->walk[r].scored_count) walk_decide(&batch->walk[r], 1);
+    }
+#endif
     if (is_flat_mean(batch->job))
         score_means(batch, &children);
-    else if (batch->job->select->selector == CLATTN_SELECT_FLAT_LSE)
-        score_all_leaves(batch, &children);
     else
-        score_visits(batch, &children);
+        score_open(batch, &children, score_leaf);
     for (int32_t r = 0; r < batch->rows; r++) {
-        if (batch->walk[r].scored_count == 0) continue;
         scores_rank_nan(&batch->walk[r]);
-        walk_choose(&batch->walk[r], 1);
+        if (batch->walk[r].scored_count) walk_choose(&batch->walk[r], 1);
     }
 }
 
@@ -326,10 +374,7 @@ static void select_batch(const struct select_job *job, int64_t s, int32_t kv_hea
                    &batch.walk[r]);
         top = MAX(top, batch.walk[r].top);
     }
-    if (is_flat_mean(job))
-        batch_query_sums(&batch);
-    else
-        batch_queries(&batch);
+    if (is_flat_mean(job)) batch_query_sums(&batch);
     if (top) {
         batch_inner_levels(&batch, top);
         batch_leaf_level(&batch);

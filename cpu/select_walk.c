@@ -7,6 +7,7 @@
 
 #include "select_walk.h"
 
+#include <math.h>
 #include <string.h>
 
 /* By priority the query's own leaf, those before it, then the first ones; at most topk in all. */
@@ -90,10 +91,25 @@ static void mark_few(const double *score, int32_t count, int32_t room, bool *kee
     }
 }
 
+enum { FEW = 24 };
+
+/* The best `room` > 0 of the scores, the worst of them on top. */
+static void heap_fill(const double *score, int32_t count, int32_t room, int32_t *heap)
+{
+    for (int32_t i = 0; i < room; i++)
+        heap[i] = i;
+    for (int32_t i = room / 2 - 1; i >= 0; i--)
+        sift_down(score, heap, room, i);
+    for (int32_t i = room; i < count; i++)
+        if (is_worse(score, heap[0], i)) {
+            heap[0] = i;
+            sift_down(score, heap, room, 0);
+        }
+}
+
 /* Marks the best `room` of the scores. */
 static void mark_best(const struct walk *walk, int32_t room)
 {
-    enum { FEW = 24 };
     int32_t count = (int32_t)walk->scored_count;
     if (count <= FEW) {
         mark_few(walk->score, count, room, walk->keep);
@@ -101,15 +117,7 @@ static void mark_best(const struct walk *walk, int32_t room)
     }
     memset(walk->keep, 0, (size_t)count * sizeof *walk->keep);
     if (room == 0) return;
-    for (int32_t i = 0; i < room; i++)
-        walk->heap[i] = i;
-    for (int32_t i = room / 2 - 1; i >= 0; i--)
-        sift_down(walk->score, walk->heap, room, i);
-    for (int32_t i = room; i < count; i++)
-        if (is_worse(walk->score, walk->heap[0], i)) {
-            walk->heap[0] = i;
-            sift_down(walk->score, walk->heap, room, 0);
-        }
+    heap_fill(walk->score, count, room, walk->heap);
     for (int32_t i = 0; i < room; i++)
         walk->keep[walk->heap[i]] = true;
 }
@@ -136,6 +144,39 @@ static bool must_choose(struct walk *walk, int level, enum stage stage)
         walk->scored_count += !is_forced(&forced, walk->node[i]);
     }
     return true;
+}
+
+/* Among bound [count], the one that has `room` - 1 greater ones. */
+static double bound_at(const struct walk *walk, int32_t room)
+{
+    heap_fill(walk->bound, (int32_t)walk->scored_count, room, walk->heap);
+    return walk->bound[walk->heap[0]];
+}
+
+static void bounds_fill(struct walk *walk, double sign)
+{
+    for (int64_t i = 0; i < walk->scored_count; i++)
+        walk->bound[i] = walk->score[i] + sign * (double)walk->error[i];
+}
+
+/* A node is dropped when `room` others are better even at their worst, and kept when fewer than that may be as
+ * good at their best. So there are at most `room` that are kept, and at least that many are not dropped. */
+void walk_decide(struct walk *walk, int level)
+{
+    int32_t room = room_at(walk, level, walk->stage) - (int32_t)(walk->count - walk->scored_count);
+    double least = INFINITY, most = INFINITY;
+    if (room > 0) {
+        bounds_fill(walk, -1);
+        least = bound_at(walk, room);
+        bounds_fill(walk, 1);
+        most = bound_at(walk, room + 1);
+    }
+    for (int64_t i = 0; i < walk->scored_count; i++) {
+        double score = walk->score[i], error = (double)walk->error[i];
+        bool dropped = room <= 0 || score + error < least, kept = !dropped && score - error > most;
+        if (dropped || kept) walk->score[i] = kept ? INFINITY : -INFINITY;
+        walk->open[i] = !dropped && !kept && error > 0;
+    }
 }
 
 /* Keeps the forced candidates and the best of the rest, in ascending order. */
@@ -196,7 +237,8 @@ static int64_t candidates_max(const struct select_job *job)
 size_t select_walk_scratch(const struct select_job *job)
 {
     size_t max = (size_t)candidates_max(job);
-    size_t bytes = max * (2 * sizeof(int64_t) + sizeof(double) + sizeof(bool)) + max * sizeof(int32_t);
+    size_t bytes = max * (2 * sizeof(int64_t) + 2 * sizeof(double) + sizeof(int32_t) + sizeof(float));
+    bytes += max * 2 * sizeof(bool);
     return (bytes + 63) / 64 * 64;
 }
 
@@ -221,8 +263,11 @@ void walk_begin(const struct select_job *job, int64_t s, int32_t kv_head, int64_
                           .node = scratch};
     walk->scored = walk->node + max;
     walk->score = (double *)(walk->scored + max);
-    walk->heap = (int32_t *)(walk->score + max);
-    walk->keep = (bool *)(walk->heap + max);
+    walk->bound = walk->score + max;
+    walk->heap = (int32_t *)(walk->bound + max);
+    walk->error = (float *)(walk->heap + max);
+    walk->keep = (bool *)(walk->error + max);
+    walk->open = walk->keep + max;
     if (walk->seen == 0) return;
     forced_leaves(walk);
     walk->top = 1;

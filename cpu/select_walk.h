@@ -31,6 +31,9 @@ struct walk {
     double *score;   /* [max] of scored */
     int32_t *heap;   /* [room] indices into scored, the worst on top */
     bool *keep;      /* [max] of scored */
+    bool *open;      /* [max] of scored: those whose score is asked for; rough scores: see walk_decide */
+    float *error;    /* [max] of score, when it is rough */
+    double *bound;   /* [max] score minus or plus error */
     int64_t count, scored_count;
 };
 
@@ -72,6 +75,11 @@ void walk_begin(const struct select_job *job, int64_t s, int32_t kv_head, int64_
                 struct walk *walk);
 bool walk_enter(struct walk *walk, int level);
 void walk_choose(struct walk *walk, int level);
+
+/* Between the two, when score [scored_count] is off by at most error [scored_count]: opens those nodes whose
+ * exact scores decide which ones are kept. The others get scores beyond all, so that walk_choose does what it
+ * would with exact scores everywhere. Scores with an error of 0 are exact and stay as they are. */
+void walk_decide(struct walk *walk, int level);
 int32_t walk_end(const struct walk *walk, int32_t *indices); /* fills indices [topk], returns their number */
 
 #endif

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: MIT */
+/* Rough scores of leaves, where the machine multiplies words faster than floats: most of them already decide
+ * what is kept, and the exact way is gone only where they do not. A rough score comes with a bound of its
+ * distance from the exact one (dot_words_avx512vnni.h), so that the lists stay the same to the bit.
+ *
+ * Included by select_levels_simd.h. */
+
+#if defined(SIMD_WORD_DOTS)
+
+enum {
+    ROUGH_VISITS = 2,  /* of a leaf, for which converting its keys pays */
+    ROUGH_LOGIT = 4096 /* logits that may be greater have useless bounds */
+};
+
+/* A leaf in words, and what is prefetched meanwhile. */
+struct rough_leaf {
+    const struct batch *batch;
+    struct word_leaf key;
+    struct word_vectors from;
+    int64_t keys;
+    float factor; /* of sums, together with the step of a row */
+    double unit;  /* greatest logit to base 2 of a query of norm 1 */
+    struct line_walk ahead;
+    int64_t passes; /* over the leaf that remain */
+};
+
+static void rough_dots(struct rough_leaf *leaf, int vectors)
+{
+    dot_words(&leaf->from, vectors, leaf->batch->leaf_words, word_stride(leaf->batch->job->problem->dim),
+              leaf->keys, leaf->batch->logits, RUN_ROWS, &leaf->ahead, leaf->passes--);
+}
+
+/* Among all rows' vectors, the one of which vector `n` of the visits is. */
+static int64_t rough_vector(const struct batch *batch, const struct visit *visit, int64_t n)
+{
+    return visit[n / batch->vectors].row * batch->vectors + n % batch->vectors;
+}
+
+/* Heads of `count` rows side by side, as join_rows. */
+static int rough_join(const struct batch *batch, const struct visit *visit, int64_t count, float factor,
+                      struct word_vectors *from)
+{
+    int32_t group = batch->job->problem->group;
+    int64_t lanes = count * group, vectors = ceil_div(lanes, WIDTH), size = from->steps * WIDTH;
+    for (int64_t lane = 0; lane < vectors * WIDTH; lane++) {
+        int32_t *to = batch->joined_words + lane / WIDTH * size + lane % WIDTH;
+        int64_t h = lane % group, v = lane < lanes ? visit[lane / group].row * batch->vectors + h / WIDTH : 0;
+        const int32_t *words = batch->words + v * size + h % WIDTH;
+        batch->joined_step[lane] = lane < lanes ? batch->word_step[v * WIDTH + h % WIDTH] : 0;
+        for (int64_t s = 0; s < from->steps; s++)
+            to[s * WIDTH] = lane < lanes ? words[s * WIDTH] : 0;
+    }
+    for (int v = 0; v < vectors; v++) {
+        from->q[v] = batch->joined_words + v * size;
+        from->factor[v] = vec_mul(vec_load(batch->joined_step + v * WIDTH), vec_set(factor));
+    }
+    return (int)vectors;
+}
+
+/* Score of the first `heads` lanes from z [count][WIDTH], whose magnitudes are at most `most`. */
+static double rough_score(const float *z, int64_t count, int64_t heads, double most)
+{
+    double total, product;
+    if (most > 56) return vector_score(CLATTN_SELECT_PISA, z, count, heads);
+    vector_join(vec_zero(), word_sum(z, count), heads, &total, &product);
+    return product_log(product);
+}
+
+/* Rows with vectors of their own, as score_leaf_vectors. */
+static void rough_vectors(struct rough_leaf *leaf, const struct visit *visit, int64_t visits)
+{
+    const struct batch *batch = leaf->batch;
+    int64_t all = visits * batch->vectors;
+    leaf->passes = ceil_div(all, VECTORS_MAX);
+    for (int64_t n = 0, vectors; n < all; n += vectors) {
+        vectors = ceil_div(all - n, leaf->passes);
+        for (int64_t v = 0; v < VECTORS_MAX; v++) {
+            int64_t own = rough_vector(batch, visit, MIN(n + v, all - 1)), after = n + vectors + v;
+            leaf->from.q[v] = batch->words + own * leaf->from.steps * WIDTH;
+            leaf->from.factor[v] = vec_mul(vec_load(batch->word_step + own * WIDTH), vec_set(leaf->factor));
+            leaf->from.next[v] =
+                after < all ? batch->words + rough_vector(batch, visit, after) * leaf->from.steps * WIDTH
+                            : NULL;
+        }
+        rough_dots(leaf, (int)vectors);
+        for (int64_t v = 0; v < vectors; v++) {
+            const struct visit *own = &visit[(n + v) / batch->vectors];
+            int64_t first = (n + v) % batch->vectors * WIDTH;
+            double *score = &batch->walk[own->row].score[own->slot];
+            *score = (first ? *score : 0) + rough_score(batch->logits + v * RUN_ROWS * WIDTH, leaf->keys,
+                                                        MIN(WIDTH, batch->job->problem->group - first),
+                                                        leaf->unit * batch->word_row[own->row].norm_max);
+        }
+    }
+}
+
+/* Rows that share the lanes, as in score_leaf. */
+static void rough_joined(struct rough_leaf *leaf, const struct visit *visit, int64_t visits)
+{
+    int64_t together = leaf->batch->together;
+    leaf->passes = ceil_div(visits, together);
+    for (int64_t count; visits > 0; visit += count, visits -= count) {
+        count = MIN(together, visits);
+        rough_dots(leaf, rough_join(leaf->batch, visit, count, leaf->factor, &leaf->from));
+        joined_scores(leaf->batch, visit, count, leaf->keys);
+    }
+}
+
+/* Sets the errors of scores; those without a usable bound are not known at all. */
+static void rough_errors(const struct rough_leaf *leaf, const struct visit *visit, int64_t visits)
+{
+    const struct problem *problem = leaf->batch->job->problem;
+    for (int64_t n = 0; n < visits; n++) {
+        const struct word_row *row = &leaf->batch->word_row[visit[n].row];
+        struct walk *walk = &leaf->batch->walk[visit[n].row];
+        double error = word_error(row, &leaf->key, (double)problem->scale, problem->dim, problem->group);
+        bool usable = row->usable && leaf->unit * row->norm_max < ROUGH_LOGIT;
+        if (!usable) walk->score[visit[n].slot] = 0;
+        walk->error[visit[n].slot] = usable ? nextafterf((float)error, INFINITY) : INFINITY;
+    }
+}
+
+/* All visits of a leaf, as score_leaf, which takes those for which words do not pay. */
+static void rough_leaf(const struct batch *batch, const struct walk_children *children,
+                       const struct visit *visit, int64_t visits, int64_t next)
+{
+    const struct problem *problem = batch->job->problem;
+    struct rough_leaf leaf = {.batch = batch, .from.steps = word_steps(problem->dim)};
+    bool usable = visits >= ROUGH_VISITS;
+    leaf.keys = MIN(children->width, children->rows - visit->node * children->width);
+    usable = usable && word_keys(leaf_keys(batch, children, visit->node, leaf.keys), leaf.keys, problem->dim,
+                                 batch->leaf_words, &leaf.key);
+    float scale = score_scale(CLATTN_SELECT_PISA, problem->scale);
+    leaf.factor = scale * leaf.key.step;
+    leaf.unit = 1.01 * fabs((double)scale) * leaf.key.norm;
+    if (!usable || !isfinite(leaf.factor) || !isfinite(leaf.unit)) {
+        for (int64_t n = 0; n < visits; n++)
+            batch->walk[visit[n].row].error[visit[n].slot] = 0;
+        score_leaf(batch, children, visit, visits, next);
+        return;
+    }
+    if (next >= 0) {
+        struct rows ahead = leaf_piece(batch, children, next);
+        leaf.ahead = line_walk_of(&ahead);
+    }
+    if (batch->together == 1)
+        rough_vectors(&leaf, visit, visits);
+    else
+        rough_joined(&leaf, visit, visits);
+    rough_errors(&leaf, visit, visits);
+}
+
+/* The rough score of one row and one leaf, and the bound of its error, for tests: q [heads][dim], at most WIDTH
+ * of them, k [count][dim], at most RUN_ROWS. false: not usable. */
+static bool rough_score_of(const float *q, int32_t heads, const float *k, int64_t count, int32_t dim,
+                           float scale, double *score, double *error)
+{
+    static float packed[256 * WIDTH], step[WIDTH], logits[RUN_ROWS * WIDTH];
+    static int32_t words[256 / 2 * WIDTH];
+    static int16_t keys[RUN_ROWS * (256 + 32)];
+    struct word_row row = {.usable = true};
+    struct word_leaf leaf;
+    struct line_walk ahead = {0};
+    for (int64_t i = 0; i < (int64_t)dim * WIDTH; i++)
+        packed[i] = i % WIDTH < heads ? q[i % WIDTH * dim + i / WIDTH] : 0;
+    word_queries(packed, dim, words, step, &row);
+    if (!row.usable || !word_keys((struct float_rows){k, dim}, count, dim, keys, &leaf)) return false;
+    float factor = score_scale(CLATTN_SELECT_PISA, scale) * leaf.step;
+    double most = 1.01 * fabs((double)score_scale(CLATTN_SELECT_PISA, scale)) * leaf.norm * row.norm_max;
+    struct word_vectors from = {.q = {words}, .steps = word_steps(dim)};
+    from.factor[0] = vec_mul(vec_load(step), vec_set(factor));
+    dot_words(&from, 1, keys, word_stride(dim), count, logits, RUN_ROWS, &ahead, 1);
+    *score = rough_score(logits, count, heads, most);
+    *error = word_error(&row, &leaf, (double)scale, dim, heads);
+    return isfinite(factor) && most < ROUGH_LOGIT;
+}
+
+#endif
