@@ -10,7 +10,7 @@
 static void bench_select(const char *name, clattn_selector selector, int dim, int64_t kv_len)
 {
     if (!strstr(name, part)) return;
-    int64_t queries = 1024 * threads; /* so that every thread has whole batches */
+    int64_t queries = 2048 * threads; /* so that every thread has whole batches */
     clattn_tensor q = tensor(CLATTN_FLOAT32, queries, HEADS, dim, true),
                   k = tensor(CLATTN_FLOAT32, kv_len, 1, dim, true);
     clattn_select_desc select = CLATTN_SELECT_DESC_INIT;

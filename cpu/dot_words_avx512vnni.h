@@ -23,7 +23,8 @@
 enum {
     WORD_BLOCK = 32,   /* elements that _mm512_packs_epi32 brings into an order of its own */
     WORD_NORM = 46000, /* (WORD_NORM + sqrt(256) / 2)^2 < 2^31 */
-    WORD_MAX = 32767
+    WORD_MAX = 32767,
+    ROUGH_LOGIT = 4096 /* logits that may be greater have useless bounds */
 };
 
 static inline int64_t word_steps(int32_t dim)
@@ -164,13 +165,13 @@ static inline bool word_keys(struct float_rows key, int64_t count, int32_t dim, 
 }
 
 /* How far the rough score of a row and a leaf, the sum over heads of logsumexp, may be from that of the exact
- * way: by the rests, by the roundings of either way, and by word_sum and the logarithms. */
+ * way: by the rests, by the roundings of either way, and for each head by exponentials and logarithms. */
 static inline double word_error(const struct word_row *row, const struct word_leaf *leaf, double scale,
-                                int32_t dim, int32_t heads)
+                                int32_t dim, int32_t heads, double by_sums)
 {
     double rests = row->norms * leaf->rest + row->rests * (leaf->norm + leaf->rest);
     double roundings = (dim + 32) * 0x1p-24 * row->norms * leaf->norm;
-    return 1.001 * fabs(scale) * (rests + roundings) + heads * 1e-4;
+    return 1.001 * fabs(scale) * (rests + roundings) + heads * by_sums;
 }
 
 /* ---- logits ---- */
@@ -198,22 +199,33 @@ struct word_vectors {
     int64_t steps;
 };
 
-ALWAYS_INLINE void words_tile(const struct word_vectors *from, const int16_t *key, int64_t stride,
-                              float *logits, int64_t capacity, struct line_walk *ahead, const int rows,
+/* rows pair[n] and pair[n] + stride, each with its step, or rows `stride` apart from key on */
+struct word_rows {
+    const int16_t *key;
+    int64_t stride;
+    const int16_t *const *pair;
+    const float *step;
+};
+
+ALWAYS_INLINE void words_tile(const struct word_vectors *from, struct word_rows key, float *logits,
+                              int64_t capacity, struct line_walk *ahead, const bool pairs, const int rows,
                               const int vectors)
 {
     __m512i sum[16][VECTORS_MAX];
-    const int16_t *base[6];
+    const int16_t *base[8];
     const int32_t *at[VECTORS_MAX];
-    struct line_walk line = *ahead;
+    const int together = pairs ? 2 : 3; /* rows that are reached from one pointer by the stride */
+    int64_t stride = key.stride;
+    struct line_walk line;
+    if (!pairs) line = *ahead;
     UNROLL for (int n = 0; n < vectors; n++) at[n] = from->q[n];
     UNROLL for (int a = 0; a < rows; a++)
     {
-        if (a % 3 == 0) base[a / 3] = key + a * stride;
+        if (a % together == 0) base[a / together] = pairs ? key.pair[a / 2] : key.key + a * stride;
         UNROLL for (int n = 0; n < vectors; n++) sum[a][n] = _mm512_setzero_si512();
     }
     for (int64_t step = 0; step < from->steps; step += 2) {
-        for (int32_t n = 0; n < line.burst; n++) {
+        for (int32_t n = 0; !pairs && n < line.burst; n++) {
             prefetch_line(line.at);
             line.at += LINE;
             if (--line.left > 0) continue;
@@ -226,7 +238,8 @@ ALWAYS_INLINE void words_tile(const struct word_vectors *from, const int16_t *ke
             UNROLL for (int n = 0; n < vectors; n++) query[n] = _mm512_loadu_si512(at[n] + s * WIDTH);
             UNROLL for (int a = 0; a < rows; a++)
             {
-                const word_codes *codes = (const word_codes *)(base[a / 3] + a % 3 * stride + 2 * s);
+                const word_codes *codes =
+                    (const word_codes *)(base[a / together] + a % together * stride + 2 * s);
                 if (vectors == 1) {
                     add_words_from(&sum[a][0], query[0], codes);
                     continue;
@@ -236,11 +249,14 @@ ALWAYS_INLINE void words_tile(const struct word_vectors *from, const int16_t *ke
             }
         }
     }
-    *ahead = line;
+    if (!pairs) *ahead = line;
     UNROLL for (int a = 0; a < rows; a++)
     {
-        UNROLL for (int n = 0; n < vectors; n++) vec_store(
-            logits + (n * capacity + a) * WIDTH, vec_mul(_mm512_cvtepi32_ps(sum[a][n]), from->factor[n]));
+        UNROLL for (int n = 0; n < vectors; n++)
+        {
+            vec z = vec_mul(_mm512_cvtepi32_ps(sum[a][n]), from->factor[n]);
+            vec_store(logits + (n * capacity + a) * WIDTH, pairs ? vec_mul(z, vec_set(key.step[a])) : z);
+        }
     }
 }
 
@@ -248,7 +264,8 @@ ALWAYS_INLINE void words_tile(const struct word_vectors *from, const int16_t *ke
     static void NAME(const struct word_vectors *from, const int16_t *key, int64_t stride, float *logits,       \
                      int64_t capacity, struct line_walk *ahead)                                                \
     {                                                                                                          \
-        words_tile(from, key, stride, logits, capacity, ahead, ROWS, VECTORS);                                 \
+        struct word_rows rows = {key, stride, NULL, NULL};                                                     \
+        words_tile(from, rows, logits, capacity, ahead, false, ROWS, VECTORS);                                 \
     }
 
 WORDS_TILE(words_tile_1, TILE_ROWS_1, 1)
@@ -303,6 +320,44 @@ static inline void dot_words(const struct word_vectors *from, int vectors, const
         tile(from, key + done * stride, stride, logits + done * WIDTH, capacity, ahead);
     }
 }
+
+/* ---- pairs of rows ---- */
+
+#define WORDS_PAIRS(PAIRS)                                                                                     \
+    case PAIRS:                                                                                                \
+        if (vectors == 1)                                                                                      \
+            words_tile(from, rows, to, capacity, NULL, true, 2 * PAIRS, 1);                                    \
+        else                                                                                                   \
+            words_tile(from, rows, to, capacity, NULL, true, 2 * PAIRS, 2);                                    \
+        break;
+
+/* As dot_pairs. step [2 * count]: of the rows, which lie `stride` apart. */
+static void dot_word_pairs(const struct word_vectors *from, int vectors, const int16_t *const *pair,
+                           const float *step, int64_t stride, int64_t count, float *logits, int64_t capacity)
+{
+    int64_t most = vectors == 2 ? TILE_ROWS_2 / 2 : TILE_ROWS_1 / 2, tiles = ceil_div(count, most);
+    for (int64_t done = 0, pairs; done < count; done += pairs, tiles--) {
+        struct word_rows rows = {NULL, stride, pair + done, step + 2 * done};
+        float *to = logits + 2 * done * WIDTH;
+        pairs = ceil_div(count - done, tiles);
+        switch (pairs) {
+            WORDS_PAIRS(1)
+            WORDS_PAIRS(2)
+            WORDS_PAIRS(3)
+            WORDS_PAIRS(4)
+            WORDS_PAIRS(5)
+            WORDS_PAIRS(6)
+        case 7:
+            words_tile(from, rows, to, capacity, NULL, true, 14, 1);
+            break;
+        case 8:
+            words_tile(from, rows, to, capacity, NULL, true, 16, 1);
+            break;
+        }
+    }
+}
+
+#undef WORDS_PAIRS
 
 /* Sum of 2^z for |z| <= 60, within 8e-5 of itself. Between two integers a polynomial of least relative error;
  * sums side by side would otherwise wait for each other. */

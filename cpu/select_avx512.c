@@ -3,6 +3,9 @@
 
 #include "simd_avx512.h"
 
+#include "rank_avx512.h"
+#define SIMD_RANK rank_few
+
 #include "kernels_avx512.h"
 #include "select_simd.h"
 

@@ -3,6 +3,9 @@
 
 #include "simd_avx512.h"
 
+#include "rank_avx512.h"
+#define SIMD_RANK rank_few
+
 #define SIMD_WORD_DOTS
 #include "kernels_avx512vnni.h"
 #include "select_simd.h"

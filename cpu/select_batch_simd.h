@@ -26,10 +26,14 @@ enum {
         2 << 20, /* of packed queries, which are read again and again: the level-2 cache's size, ... */
     BATCH_QUERY_LEAST = 1 << 19, /* ... or that of the machine within these bounds */
     BATCH_WALK_BYTES = 16 << 20,
-    ROUGH_ROWS = 1024, /* with rough scores, for which the keys of a leaf are converted once a batch */
+    ROUGH_ROWS = 2048, /* with rough scores, for which the keys of a leaf are converted once a batch */
     ROUGH_BYTES = 8 << 20,
     SIDE_ROWS = 2 /* that go down the levels side by side */
 };
+
+#if !defined(SIMD_RANK)
+#define SIMD_RANK NULL /* the variant's walk_rank_function */
+#endif
 
 /* Row `row` of the batch scores `node`, and the score belongs to entry `slot` of its walk. */
 struct visit {
@@ -46,11 +50,12 @@ struct batch {
     int64_t q_floats;  /* of a row */
     int32_t q_rows;    /* that are kept packed: all, or with rough scores SIDE_ROWS */
     struct walk *walk; /* [rows] */
-    char *walk_memory; /* [rows][select_walk_scratch] */
-    float *q;          /* [q_rows][vector][dim][WIDTH]; flat mean: [lane group of rows][dim][lanes] */
-    float *joined;     /* [VECTORS_MAX][dim][WIDTH] heads of several rows */
-    float *logits;     /* [vector][RUN_ROWS][WIDTH]; flat mean: [lane group][RUN_ROWS][lanes] */
-    float *leaf;       /* [RUN_ROWS][packed_stride(dim)] keys of a leaf as float32 */
+    char *walk_memory; /* [rows][walk_bytes] */
+    int64_t walk_bytes;
+    float *q;      /* [q_rows][vector][dim][WIDTH]; flat mean: [lane group of rows][dim][lanes] */
+    float *joined; /* [VECTORS_MAX][dim][WIDTH] heads of several rows */
+    float *logits; /* [vector][RUN_ROWS][WIDTH]; flat mean: [lane group][RUN_ROWS][lanes] */
+    float *leaf;   /* [RUN_ROWS][packed_stride(dim)] keys of a leaf as float32 */
     struct visit *visits, *unsorted; /* of level 1; flat: those of one leaf */
     int64_t *cursor;                 /* [rows] flat: next entry of each row */
     bool rough;                      /* leaves get rough scores first: see select_rough_simd.h */
@@ -59,6 +64,10 @@ struct batch {
     float *word_step, *joined_step; /* [rows][vector][WIDTH], [VECTORS_MAX][WIDTH] */
     struct word_row *word_row;      /* [rows] */
     int16_t *leaf_words;            /* [RUN_ROWS][word_stride(dim)] keys of a leaf */
+    bool flat, rough_levels;        /* inner levels too: see select_rough_levels_simd.h */
+    int16_t *mean_words;            /* [mean][word_stride(dim)] of all levels */
+    struct word_leaf *mean;         /* [mean] */
+    int64_t mean_first[64];         /* [level] */
 #endif
 };
 
@@ -92,17 +101,20 @@ static size_t batch_layout(const struct select_job *job, int64_t rows, void *scr
     batch->vectors = (int32_t)ceil_div(problem->group, WIDTH);
     batch->together = problem->group % WIDTH ? MAX(1, VECTORS_MAX * WIDTH / problem->group) : 1;
     batch->q_floats = dim * (flat_mean ? 1 : batch->vectors * WIDTH);
+    batch->walk_bytes = (int64_t)select_walk_scratch(job);
     batch->rough = rough_pays(job, rows);
     batch->q_rows = (int32_t)(flat_mean ? round_up(rows, LANES_MAX) : batch->rough ? SIDE_ROWS : rows);
 #if defined(SIMD_WORD_DOTS)
     int64_t words = batch->rough ? word_steps((int32_t)dim) * WIDTH : 0;
+    int64_t means = words && !flat ? pyramid_nodes(problem->kv_len_max, job->select->leaf) + 1 : 0;
+    batch->flat = flat;
 #endif
     const struct {
         void *part;
         int64_t bytes;
     } parts[] = {
         {&batch->walk, rows * (int64_t)sizeof(struct walk)},
-        {&batch->walk_memory, rows * (int64_t)select_walk_scratch(job)},
+        {&batch->walk_memory, rows * batch->walk_bytes},
         {&batch->q, batch->q_rows * batch->q_floats * (int64_t)sizeof(float)},
         {&batch->joined, dim * VECTORS_MAX * WIDTH * (int64_t)sizeof(float)},
         {&batch->logits, lanes * RUN_ROWS * (int64_t)sizeof(float)},
@@ -117,6 +129,8 @@ static size_t batch_layout(const struct select_job *job, int64_t rows, void *scr
         {&batch->joined_step, VECTORS_MAX * WIDTH * (int64_t)sizeof(float)},
         {&batch->word_row, words ? rows * (int64_t)sizeof(struct word_row) : 0},
         {&batch->leaf_words, words ? RUN_ROWS * word_stride((int32_t)dim) * (int64_t)sizeof(int16_t) : 0},
+        {&batch->mean_words, means * word_stride((int32_t)dim) * (int64_t)sizeof(int16_t)},
+        {&batch->mean, means * (int64_t)sizeof(struct word_leaf)},
 #endif
     };
     size_t used = 0;
@@ -125,6 +139,13 @@ static size_t batch_layout(const struct select_job *job, int64_t rows, void *scr
         used += (size_t)round_up(parts[i].bytes, 64);
     }
     return used;
+}
+
+/* Where the score of a visit goes. The memory of all walks is cut alike, so that no walk is read for it: they
+ * are many, and far. */
+static double *visit_score(const struct batch *batch, const struct visit *visit)
+{
+    return (double *)((char *)batch->walk[0].score + visit->row * batch->walk_bytes) + visit->slot;
 }
 
 static int32_t batch_rows(const struct select_job *job)
@@ -141,51 +162,17 @@ static int32_t batch_rows(const struct select_job *job)
 
 /* ---- the queries ---- */
 
-typedef float quad __attribute__((vector_size(16)));
-
-#if defined(__clang__)
-#define QUAD_SHUFFLE(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
-#else
-#define QUAD_SHUFFLE(A, B, ...) __builtin_shuffle(A, B, (int32_t __attribute__((vector_size(16)))){__VA_ARGS__})
-#endif
-
-/* to [d][WIDTH] = from [4][from_stride] for four d. */
-static inline void transpose_quads(const float *from, int64_t from_stride, float *to)
-{
-    quad row[4], half[4];
-    for (int h = 0; h < 4; h++)
-        memcpy(&row[h], from + h * from_stride, sizeof row[h]);
-    half[0] = QUAD_SHUFFLE(row[0], row[1], 0, 4, 1, 5);
-    half[1] = QUAD_SHUFFLE(row[2], row[3], 0, 4, 1, 5);
-    half[2] = QUAD_SHUFFLE(row[0], row[1], 2, 6, 3, 7);
-    half[3] = QUAD_SHUFFLE(row[2], row[3], 2, 6, 3, 7);
-    row[0] = QUAD_SHUFFLE(half[0], half[1], 0, 1, 4, 5);
-    row[1] = QUAD_SHUFFLE(half[0], half[1], 2, 3, 6, 7);
-    row[2] = QUAD_SHUFFLE(half[2], half[3], 0, 1, 4, 5);
-    row[3] = QUAD_SHUFFLE(half[2], half[3], 2, 3, 6, 7);
-    for (int d = 0; d < 4; d++)
-        memcpy(to + d * WIDTH, &row[d], sizeof row[d]);
-}
-
 /* to [dim][WIDTH] = heads as lanes; lanes without a head are zero. */
 static void pack_heads(const struct batch *batch, int32_t r, int32_t first, float *to)
 {
     const struct problem *problem = batch->job->problem;
     const clattn_tensor *q = batch->job->q;
-    int32_t dim = problem->dim, heads = MIN(WIDTH, problem->group - first), d = 0;
-    float rows[WIDTH][256 + 16]; /* rows that are not a power of two apart */
+    const void *head[WIDTH];
+    int32_t heads = MIN(WIDTH, problem->group - first);
     for (int32_t h = 0; h < heads; h++)
-        panel_to_float(tensor_row(q, batch->sequence->batch, batch->sequence->q_row + batch->row + r,
-                                  batch->kv_head * problem->group + first + h),
-                       q->dtype, 0, 1, dim, rows[h], 0);
-    for (int32_t h = heads; h < WIDTH; h++)
-        memset(rows[h], 0, (size_t)dim * sizeof(float));
-    for (; d + 4 <= dim; d += 4)
-        for (int32_t h = 0; h < WIDTH; h += 4)
-            transpose_quads(&rows[h][d], 256 + 16, to + (int64_t)d * WIDTH + h);
-    for (; d < dim; d++)
-        for (int32_t h = 0; h < WIDTH; h++)
-            to[(int64_t)d * WIDTH + h] = rows[h][d];
+        head[h] = tensor_row(q, batch->sequence->batch, batch->sequence->q_row + batch->row + r,
+                             batch->kv_head * problem->group + first + h);
+    queries_pack(head, heads, q->dtype, problem->dim, to, 1);
 }
 
 static void prefetch_queries(const struct batch *batch, int32_t r)

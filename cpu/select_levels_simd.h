@@ -14,43 +14,58 @@ static void scores_rank_nan(struct walk *walk)
 
 /* ---- inner levels: one row's nodes, two children each ---- */
 
-/* Adds one vector's part to the scores of `count` nodes from entry `first` on; z [2 * count][WIDTH]. Of
- * `children` nodes below, the last one may be alone. */
-static void pairs_add_scores(struct walk *walk, int64_t first, int64_t count, int64_t children, const float *z,
-                             int64_t heads)
+enum { PAIRS_MAX = RUN_ROWS / 2 }; /* nodes that are scored at once */
+
+/* Adds one vector's part to the scores of at most PAIRS_MAX nodes; z [2 * count][WIDTH]. Of `children` nodes
+ * below, the last one may be alone. */
+static void pairs_add_scores(clattn_selector selector, const int64_t *nodes, int64_t count, int64_t children,
+                             const float *z, int64_t heads, double *score)
 {
-    clattn_selector selector = walk->job->select->selector;
     int64_t full = count;
-    if (2 * walk->scored[first + count - 1] + 1 == children) full--;
+    if (2 * nodes[count - 1] + 1 == children) full--;
     for (int64_t n = 0; n < full && selector == CLATTN_SELECT_PISA2; n++)
-        walk->score[first + n] += vector_score(selector, z + 2 * n * WIDTH, 2, heads);
+        score[n] += vector_score(selector, z + 2 * n * WIDTH, 2, heads);
     for (int64_t n = 0; n < full && selector != CLATTN_SELECT_PISA2; n += DOUBLES)
-        pairs_add(z + 2 * n * WIDTH, MIN(DOUBLES, full - n), heads, walk->score + first + n);
-    if (full < count) walk->score[first + full] += vector_score(selector, z + 2 * full * WIDTH, 1, heads);
+        pairs_add(z + 2 * n * WIDTH, MIN(DOUBLES, full - n), heads, score + n);
+    if (full < count) score[full] += vector_score(selector, z + 2 * full * WIDTH, 1, heads);
 }
 
-static void score_pairs(const struct batch *batch, struct walk *walk, const struct walk_children *children)
+/* Scores of nodes, in ascending order, for the row of `walk`. */
+static void score_pairs(const struct batch *batch, const struct walk *walk,
+                        const struct walk_children *children, const int64_t *nodes, int64_t all, double *score)
 {
-    enum { RUN = RUN_ROWS / 2 };
     const struct problem *problem = batch->job->problem;
     clattn_selector selector = batch->job->select->selector;
-    const float *q = row_queries(batch, (int32_t)(walk - batch->walk)), *pair[RUN];
+    const float *q = row_queries(batch, (int32_t)(walk - batch->walk)), *pair[PAIRS_MAX];
     float scale = score_scale(selector, problem->scale);
-    for (int64_t first = 0; first < walk->scored_count; first += RUN) {
-        int64_t count = MIN(RUN, walk->scored_count - first);
+    for (int64_t first = 0; first < all; first += PAIRS_MAX) {
+        int64_t count = MIN(PAIRS_MAX, all - first);
         for (int64_t n = 0; n < count; n++) {
-            pair[n] = walk->means + (children->base + 2 * walk->scored[first + n]) * problem->dim;
-            walk->score[first + n] = 0;
+            pair[n] = walk->means + (children->base + 2 * nodes[first + n]) * problem->dim;
+            score[first + n] = 0;
         }
         for (int v = 0, vectors; v < batch->vectors; v += vectors) {
             const float *query[2] = {q + v * problem->dim * WIDTH, q + (v + 1) * problem->dim * WIDTH};
             vectors = MIN(2, batch->vectors - v);
             dot_pairs(query, vectors, problem->dim, pair, count, scale, batch->logits, RUN_ROWS);
             for (int u = 0; u < vectors; u++)
-                pairs_add_scores(walk, first, count, children->rows, batch->logits + u * RUN_ROWS * WIDTH,
-                                 MIN(WIDTH, problem->group - (v + u) * WIDTH));
+                pairs_add_scores(selector, nodes + first, count, children->rows,
+                                 batch->logits + u * RUN_ROWS * WIDTH,
+                                 MIN(WIDTH, problem->group - (v + u) * WIDTH), score + first);
         }
     }
+}
+
+#include "select_rough_levels_simd.h"
+
+/* Keeps the best nodes of a row at an inner level. */
+static void row_choose(const struct batch *batch, struct walk *walk, const struct walk_children *children,
+                       int level)
+{
+    if (!rough_pairs_score(batch, walk, children, level))
+        score_pairs(batch, walk, children, walk->scored, walk->scored_count, walk->score);
+    scores_rank_nan(walk);
+    walk_choose(walk, level);
 }
 
 /* Goes to `level` and brings the means nearer that will be scored there, unless all of them stay near. */
@@ -60,6 +75,7 @@ static void row_enter(const struct batch *batch, struct walk *walk, const struct
     enum { NEAR_BYTES = 1 << 18 };
     int64_t pair = 2 * batch->job->problem->dim, line = LINE / (int64_t)sizeof(float);
     if (level > walk->top || !walk_enter(walk, level)) walk->scored_count = 0;
+    if (rough_prefetch(batch, walk, level)) return;
     if (level == 1 || children->rows * pair / 2 * (int64_t)sizeof(float) <= NEAR_BYTES) return;
     for (int64_t n = 0; n < walk->scored_count; n++) {
         const float *means = walk->means + children->base * pair / 2 + walk->scored[n] * pair;
@@ -76,6 +92,7 @@ static void batch_inner_levels(struct batch *batch, int top)
     struct walk_children children[LEVELS_MAX + 1];
     for (int level = top; level >= 1; level--)
         children[level] = walk_children(batch->walk, level);
+    rough_means(batch, top);
     for (int32_t first = 0; first < batch->rows; first += SIDE_ROWS) {
         int32_t end = MIN(first + SIDE_ROWS, batch->rows);
         for (int32_t r = first; r < end; r++) {
@@ -85,11 +102,7 @@ static void batch_inner_levels(struct batch *batch, int top)
         for (int level = top; level > 1; level--)
             for (int32_t r = first; r < end; r++) {
                 struct walk *walk = &batch->walk[r];
-                if (walk->scored_count) {
-                    score_pairs(batch, walk, &children[level]);
-                    scores_rank_nan(walk);
-                    walk_choose(walk, level);
-                }
+                if (walk->scored_count) row_choose(batch, walk, &children[level], level);
                 row_enter(batch, walk, &children[level - 1], level - 1);
             }
     }
@@ -136,7 +149,7 @@ static void joined_scores(const struct batch *batch, const struct visit *visit, 
             total += (double)sums.most[h];
             product *= (double)sums.sum[h];
         }
-        batch->walk[visit[m].row].score[visit[m].slot] =
+        *visit_score(batch, &visit[m]) =
             selector == CLATTN_SELECT_PISA2
                 ? total
                 : heads_score(total, product, batch->logits, RUN_ROWS, keys, m * group, group);
@@ -177,7 +190,7 @@ static void score_leaf_vectors(struct leaf_pass *leaf, const struct visit *visit
         for (int64_t v = 0; v < vectors; v++) {
             const struct visit *own = &visit[(n + v) / batch->vectors];
             int64_t first = (n + v) % batch->vectors * WIDTH;
-            double *score = &batch->walk[own->row].score[own->slot];
+            double *score = visit_score(batch, own);
             *score = (first ? *score : 0) + vector_score(batch->job->select->selector,
                                                          batch->logits + v * RUN_ROWS * WIDTH, leaf->keys,
                                                          MIN(WIDTH, batch->job->problem->group - first));
@@ -347,7 +360,7 @@ static void batch_leaf_level(struct batch *batch)
     if (batch->rough) {
         score_open(batch, &children, rough_leaf);
         for (int32_t r = 0; r < batch->rows; r++)
-            if (batch->walk[r].scored_count) walk_decide(&batch->walk[r], 1);
+            if (batch->walk[r].scored_count) rough_decide(&batch->walk[r], 1);
     }
 #endif
     if (is_flat_mean(batch->job))
@@ -370,8 +383,8 @@ static void select_batch(const struct select_job *job, int64_t s, int32_t kv_hea
     int top = 0;
     batch_layout(job, rows, scratch, &batch);
     for (int32_t r = 0; r < rows; r++) {
-        walk_begin(job, s, kv_head, i + r, batch.walk_memory + (size_t)r * select_walk_scratch(job),
-                   &batch.walk[r]);
+        walk_begin(job, s, kv_head, i + r, batch.walk_memory + r * batch.walk_bytes, &batch.walk[r]);
+        batch.walk[r].rank = SIMD_RANK;
         top = MAX(top, batch.walk[r].top);
     }
     if (is_flat_mean(job)) batch_query_sums(&batch);

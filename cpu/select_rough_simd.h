@@ -8,8 +8,7 @@
 #if defined(SIMD_WORD_DOTS)
 
 enum {
-    ROUGH_VISITS = 2,  /* of a leaf, for which converting its keys pays */
-    ROUGH_LOGIT = 4096 /* logits that may be greater have useless bounds */
+    ROUGH_VISITS = 2 /* of a leaf, for which converting its keys pays */
 };
 
 /* A leaf in words, and what is prefetched meanwhile. */
@@ -23,6 +22,11 @@ struct rough_leaf {
     struct line_walk ahead;
     int64_t passes; /* over the leaf that remain */
 };
+
+static float *visit_error(const struct batch *batch, const struct visit *visit)
+{
+    return (float *)((char *)batch->walk[0].error + visit->row * batch->walk_bytes) + visit->slot;
+}
 
 static void rough_dots(struct rough_leaf *leaf, int vectors)
 {
@@ -86,7 +90,7 @@ static void rough_vectors(struct rough_leaf *leaf, const struct visit *visit, in
         for (int64_t v = 0; v < vectors; v++) {
             const struct visit *own = &visit[(n + v) / batch->vectors];
             int64_t first = (n + v) % batch->vectors * WIDTH;
-            double *score = &batch->walk[own->row].score[own->slot];
+            double *score = visit_score(batch, own);
             *score = (first ? *score : 0) + rough_score(batch->logits + v * RUN_ROWS * WIDTH, leaf->keys,
                                                         MIN(WIDTH, batch->job->problem->group - first),
                                                         leaf->unit * batch->word_row[own->row].norm_max);
@@ -112,11 +116,10 @@ static void rough_errors(const struct rough_leaf *leaf, const struct visit *visi
     const struct problem *problem = leaf->batch->job->problem;
     for (int64_t n = 0; n < visits; n++) {
         const struct word_row *row = &leaf->batch->word_row[visit[n].row];
-        struct walk *walk = &leaf->batch->walk[visit[n].row];
-        double error = word_error(row, &leaf->key, (double)problem->scale, problem->dim, problem->group);
+        double error = word_error(row, &leaf->key, (double)problem->scale, problem->dim, problem->group, 1e-4);
         bool usable = row->usable && leaf->unit * row->norm_max < ROUGH_LOGIT;
-        if (!usable) walk->score[visit[n].slot] = 0;
-        walk->error[visit[n].slot] = usable ? nextafterf((float)error, INFINITY) : INFINITY;
+        if (!usable) *visit_score(leaf->batch, &visit[n]) = 0;
+        *visit_error(leaf->batch, &visit[n]) = usable ? (float)error * 1.000001f : INFINITY;
     }
 }
 
@@ -135,7 +138,7 @@ static void rough_leaf(const struct batch *batch, const struct walk_children *ch
     leaf.unit = 1.01 * fabs((double)scale) * leaf.key.norm;
     if (!usable || !isfinite(leaf.factor) || !isfinite(leaf.unit)) {
         for (int64_t n = 0; n < visits; n++)
-            batch->walk[visit[n].row].error[visit[n].slot] = 0;
+            *visit_error(batch, &visit[n]) = 0;
         score_leaf(batch, children, visit, visits, next);
         return;
     }
@@ -171,7 +174,7 @@ static bool rough_score_of(const float *q, int32_t heads, const float *k, int64_
     from.factor[0] = vec_mul(vec_load(step), vec_set(factor));
     dot_words(&from, 1, keys, word_stride(dim), count, logits, RUN_ROWS, &ahead, 1);
     *score = rough_score(logits, count, heads, most);
-    *error = word_error(&row, &leaf, (double)scale, dim, heads);
+    *error = word_error(&row, &leaf, (double)scale, dim, heads, 1e-4);
     return isfinite(factor) && most < ROUGH_LOGIT;
 }
 

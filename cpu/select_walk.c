@@ -91,8 +91,6 @@ static void mark_few(const double *score, int32_t count, int32_t room, bool *kee
     }
 }
 
-enum { FEW = 24 };
-
 /* The best `room` > 0 of the scores, the worst of them on top. */
 static void heap_fill(const double *score, int32_t count, int32_t room, int32_t *heap)
 {
@@ -111,8 +109,8 @@ static void heap_fill(const double *score, int32_t count, int32_t room, int32_t 
 static void mark_best(const struct walk *walk, int32_t room)
 {
     int32_t count = (int32_t)walk->scored_count;
-    if (count <= FEW) {
-        mark_few(walk->score, count, room, walk->keep);
+    if (count <= RANK_MAX) {
+        (walk->rank ? walk->rank : mark_few)(walk->score, count, room, walk->keep);
         return;
     }
     memset(walk->keep, 0, (size_t)count * sizeof *walk->keep);
@@ -129,6 +127,11 @@ static int32_t room_at(const struct walk *walk, int level, enum stage stage)
     if (select->selector != CLATTN_SELECT_ROBUST) return walk->topk;
     if (stage == STAGE_PREFILTER) return MAX(select->prefilter, walk->topk);
     return level > 1 ? MAX(select->beam, walk->topk) : walk->topk;
+}
+
+int32_t walk_room(const struct walk *walk, int level)
+{
+    return room_at(walk, level, walk->stage) - (int32_t)(walk->count - walk->scored_count);
 }
 
 /* Finds the candidates that need a score, when not all may be kept. */
@@ -163,7 +166,7 @@ static void bounds_fill(struct walk *walk, double sign)
  * good at their best. So there are at most `room` that are kept, and at least that many are not dropped. */
 void walk_decide(struct walk *walk, int level)
 {
-    int32_t room = room_at(walk, level, walk->stage) - (int32_t)(walk->count - walk->scored_count);
+    int32_t room = walk_room(walk, level);
     double least = INFINITY, most = INFINITY;
     if (room > 0) {
         bounds_fill(walk, -1);
@@ -183,7 +186,7 @@ void walk_decide(struct walk *walk, int level)
 void walk_choose(struct walk *walk, int level)
 {
     int64_t kept = 0, next = 0;
-    mark_best(walk, room_at(walk, level, walk->stage) - (int32_t)(walk->count - walk->scored_count));
+    mark_best(walk, walk_room(walk, level));
     walk->scored[walk->scored_count] = -1; /* there is room for one more */
     walk->keep[walk->scored_count] = false;
     for (int64_t i = 0; i < walk->count; i++) {

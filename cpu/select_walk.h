@@ -10,9 +10,14 @@
 /* Where a choice stands: at level 1, robust selection chooses twice. */
 enum stage { STAGE_LEVEL, STAGE_PREFILTER };
 
+/* Says which of at most RANK_MAX scores are the best `room`; equal scores: the first ones. */
+enum { RANK_MAX = 24 };
+typedef void walk_rank_function(const double *score, int32_t count, int32_t room, bool *keep);
+
 /* One query row and key head. */
 struct walk {
     const struct select_job *job;
+    walk_rank_function *rank; /* the variant's own; NULL: plain C */
     const struct sequence *sequence;
     const float *means;          /* of the pyramid; NULL for flat LSE */
     const float *bounds, *parts; /* of the pyramid, for robust selection */
@@ -80,6 +85,9 @@ void walk_choose(struct walk *walk, int level);
  * exact scores decide which ones are kept. The others get scores beyond all, so that walk_choose does what it
  * would with exact scores everywhere. Scores with an error of 0 are exact and stay as they are. */
 void walk_decide(struct walk *walk, int level);
+
+/* Scored nodes that may be kept at `level`. */
+int32_t walk_room(const struct walk *walk, int level);
 int32_t walk_end(const struct walk *walk, int32_t *indices); /* fills indices [topk], returns their number */
 
 #endif
