@@ -19,6 +19,8 @@
 
 enum { ROWS = 64, CHAIN = 16 }; /* rows at a time; packs of rows until the inner accumulator is emptied */
 
+enum { SHORT_DIM = 16 }; /* steps of a dot product whose rounding dbias does not bear otherwise */
+
 struct key_state {
     const struct backward_job *job;
     const struct key_tile *tile;
@@ -38,6 +40,7 @@ struct key_state {
     float *coordinate;  /* [AXES][lanes] */
     float *slope;       /* [lanes] of the soft cap */
     float *ds;          /* [ROWS][WIDTH] sums of dS */
+    float *part;        /* [ROWS][lanes] of one lane group: some dimensions' part of z or dp, with dbias */
     float *all_dx;      /* [ROWS][lanes] of all lane groups; with dq */
     float *k_panel;     /* [panel of two vectors][key][2 * WIDTH] keys */
     float *dq;          /* [ROWS][2 * WIDTH] of a panel */
@@ -72,6 +75,7 @@ static size_t key_layout(const struct backward_job *job, char *memory, struct ke
     state->coordinate = part(&memory, lanes * AXES);
     state->slope = part(&memory, LANES_MAX);
     state->ds = part(&memory, ROWS * WIDTH);
+    state->part = part(&memory, LANES_MAX * ROWS);
     state->all_dx = part(&memory, ROWS * lanes);
     state->k_panel = part(&memory, lanes * round_up(problem->dim, LANES_MAX));
     state->dq = part(&memory, ROWS * LANES_MAX);
@@ -211,13 +215,12 @@ static void key_gradients(struct key_state *state, int64_t group, int vectors)
         }
 }
 
-/* out [lane][stride] += sum over the packed rows of p [row][lanes] * value [row][dim]. What a key has not is 0 in p,
- * which must not matter where values are not finite: then row by row, run by run of keys with weights. */
+/* out [lane][stride] += sum over the packed rows of p [row][lanes] * value [row][dim]. What a key has not is 0
+ * in p, which must not matter where values are not finite: then row by row, run by run of keys with weights. */
 static void key_add(const struct key_state *state, const float *p, int64_t lanes, struct float_rows value,
                     int32_t dim, float *out, int64_t stride, int64_t keys)
 {
-    struct rows rows = {
-        (const char *)value.data, CLATTN_FLOAT32, value.stride, state->rows, dim, NULL};
+    struct rows rows = {(const char *)value.data, CLATTN_FLOAT32, value.stride, state->rows, dim, NULL};
     if (!state->partial || rows_finite(&rows)) {
         add_weighted(p, lanes, value, state->rows, dim, out, stride, keys);
         return;
@@ -280,6 +283,24 @@ static void key_add_dq(struct key_state *state)
     }
 }
 
+/* to [row][lanes] = scale * keys [dim][lanes] . rows, of the packed rows. The sums of dS that become dbias
+ * cancel: without a sink those of a row add up to 0, and what is left of thousands of them shows the rounding
+ * of each product. So with dbias products are added up in parts of SHORT_DIM dimensions. */
+static void key_dots(const struct key_state *state, const float *keys, int32_t dim, int vectors,
+                     struct float_rows rows, float scale, float *to)
+{
+    const int64_t lanes = vectors * WIDTH;
+    const int32_t step = state->tile->dbias ? SHORT_DIM : dim;
+    for (int32_t d = 0; d < dim; d += step) {
+        float *part = d ? state->part : to;
+        for (int64_t r = 0; r < state->rows;)
+            r += dot_rows(keys + d * lanes, MIN(step, dim - d), vectors, rows.data + d + r * rows.stride,
+                          rows.stride, state->rows - r, scale, part + r * lanes);
+        for (int64_t n = 0; d && n < state->rows * lanes; n += WIDTH)
+            vec_store(to + n, vec_add(vec_load(to + n), vec_load(part + n)));
+    }
+}
+
 /* The packed rows give what they have to all keys of the piece. */
 static void key_pack_done(struct key_state *state)
 {
@@ -289,19 +310,15 @@ static void key_pack_done(struct key_state *state)
     for (int64_t group = 0; group < state->keys && state->rows; group += LANES_MAX) {
         int vectors = lane_vectors(state->keys - group);
         int64_t lanes = vectors * WIDTH, left = MIN(state->keys - group, lanes);
-        for (int64_t r = 0; r < state->rows;)
-            r += dot_rows(state->k + group * problem->dim, problem->dim, vectors, q.data + r * q.stride,
-                          q.stride, state->rows - r, problem->scale, state->z + r * lanes);
-        for (int64_t r = 0; r < state->rows;)
-            r += dot_rows(state->v + group * problem->dim_v, problem->dim_v, vectors,
-                          dout.data + r * dout.stride, dout.stride, state->rows - r, 1, state->dp + r * lanes);
+        key_dots(state, state->k + group * problem->dim, problem->dim, vectors, q, problem->scale, state->z);
+        key_dots(state, state->v + group * problem->dim_v, problem->dim_v, vectors, dout, 1, state->dp);
         key_gradients(state, group, vectors);
         if (state->tile->has_dq) key_keep_dx(state, group, lanes);
         if (!state->job->dk) continue;
         key_add(state, state->z, lanes, dout, problem->dim_v, state->dv + group * state->dv_stride,
                 state->dv_stride, left);
-        key_add(state, state->dp, lanes, q, problem->dim, state->dk + group * state->dk_stride, state->dk_stride,
-                left);
+        key_add(state, state->dp, lanes, q, problem->dim, state->dk + group * state->dk_stride,
+                state->dk_stride, left);
     }
     if (state->tile->dbias) key_add_bias(state);
     if (state->tile->has_dq && state->rows) key_add_dq(state);
