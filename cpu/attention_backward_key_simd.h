@@ -17,7 +17,13 @@
 
 #include "attention_backward_simd.h"
 
-enum { ROWS = 64, CHAIN = 16 }; /* rows at a time; packs of rows until the inner accumulator is emptied */
+#include "backward_turns.h"
+#include "turns.h"
+
+enum {
+    ROWS = 96, /* at a time: whole tiles of dot_rows of every variant */
+    CHAIN = 11 /* packs of rows until the inner accumulator is emptied */
+};
 
 enum { SHORT_DIM = 16 }; /* steps of a dot product whose rounding dbias does not bear otherwise */
 
@@ -45,9 +51,12 @@ struct key_state {
     float *k_panel;     /* [panel of two vectors][key][2 * WIDTH] keys */
     float *dq;          /* [ROWS][2 * WIDTH] of a panel */
     float *dq_row[ROWS];
-    bool finite; /* the keys are, with dq */
+    int64_t *turn[ROWS], number[ROWS]; /* of the row of dq */
+    bool finite;                       /* the keys are, with dq */
     int32_t head[ROWS];
-    bool partial; /* some packed row does not see all keys */
+    bool chained;         /* dk and dv are inner accumulators; false: few rows, they are the tile's */
+    bool partial;         /* some packed row does not see all keys */
+    struct row_walk walk; /* what comes after the packed rows */
 };
 
 static size_t key_layout(const struct backward_job *job, char *memory, struct key_state *state)
@@ -135,21 +144,26 @@ static void key_begin(struct key_state *state)
         state->lane_index[lane] = (float)lane;
     if (job->blocks && job->blocks->mask) key_coordinates(state);
     for (int64_t group = 0; group < state->keys; group += LANES_MAX) {
-        int64_t left = MIN(state->keys - group, LANES_MAX), lanes = lane_vectors(left) * WIDTH;
-        float *k = state->k + group * problem->dim, *v = state->v + group * problem->dim_v;
+        int64_t left = MIN(state->keys - group, LANES_MAX);
+        const void *k[LANES_MAX], *v[LANES_MAX];
         for (int64_t lane = 0; lane < left; lane++) {
             int64_t row = sequence->k_row + first + group + lane;
-            query_pack(tensor_row(job->k, sequence->batch, row, kv_head), job->k->dtype, problem->dim, k, lanes,
-                       lane);
-            query_pack(tensor_row(job->v, sequence->batch, row, kv_head), job->v->dtype, problem->dim_v, v,
-                       lanes, lane);
+            k[lane] = tensor_row(job->k, sequence->batch, row, kv_head);
+            v[lane] = tensor_row(job->v, sequence->batch, row, kv_head);
         }
-        query_pad(problem->dim, k, lanes, left);
-        query_pad(problem->dim_v, v, lanes, left);
+        queries_pack(k, left, job->k->dtype, problem->dim, state->k + group * problem->dim, lane_vectors(left));
+        queries_pack(v, left, job->v->dtype, problem->dim_v, state->v + group * problem->dim_v,
+                     lane_vectors(left));
     }
     if (state->tile->has_dq) key_panels(state);
-    memset(state->dk, 0, (size_t)(state->keys * state->dk_stride) * sizeof(float));
-    memset(state->dv, 0, (size_t)(state->keys * state->dv_stride) * sizeof(float));
+    state->chained = key_tile_rows(state->tile) > CHAIN * ROWS;
+    if (!state->chained) {
+        state->dk = state->tile->dk;
+        state->dv = state->tile->dv;
+    } else {
+        memset(state->dk, 0, (size_t)(state->keys * state->dk_stride) * sizeof(float));
+        memset(state->dv, 0, (size_t)(state->keys * state->dv_stride) * sizeof(float));
+    }
 }
 
 /* Empties the inner accumulators into the tile's. */
@@ -258,12 +272,26 @@ static void key_add_dq_seen(struct key_state *state)
         }
 }
 
+/* Until the blocks before this one have given to the packed rows. */
+static void key_wait(const struct key_state *state)
+{
+    for (int64_t r = 0; r < state->rows && state->tile->turns; r++)
+        turn_wait(state->turn[r], state->number[r]);
+}
+
+static void key_pass(const struct key_state *state)
+{
+    for (int64_t r = 0; r < state->rows && state->tile->turns; r++)
+        turn_pass(state->turn[r], state->number[r]);
+}
+
 /* dq of the packed rows. */
 static void key_add_dq(struct key_state *state)
 {
     const int32_t dim = state->job->problem->dim;
     const float *panel = state->k_panel;
     if (!state->finite) {
+        key_wait(state);
         key_add_dq_seen(state);
         return;
     }
@@ -272,6 +300,7 @@ static void key_add_dq(struct key_state *state)
         for (int64_t r = 0; r < state->rows;)
             r += dot_rows(panel, (int32_t)state->keys, 2, state->all_dx + r * state->lanes, state->lanes,
                           state->rows - r, 1, state->dq + r * LANES_MAX);
+        if (first == 0) key_wait(state);
         for (int64_t r = 0; r < state->rows; r++) {
             const float *from = state->dq + r * LANES_MAX;
             float *to = state->dq_row[r] + first;
@@ -283,19 +312,51 @@ static void key_add_dq(struct key_state *state)
     }
 }
 
-/* to [row][lanes] = scale * keys [dim][lanes] . rows, of the packed rows. The sums of dS that become dbias
- * cancel: without a sink those of a row add up to 0, and what is left of thousands of them shows the rounding
- * of each product. So with dbias products are added up in parts of SHORT_DIM dimensions. */
+/* ---- rows ---- */
+
+/* Enough heads to fill the lines that a tile prefetches. */
+enum { AHEAD_HEADS = 8 };
+
+/* The next query row's heads in a tensor (NULL: nothing to prefetch), line by line of all heads. */
+static struct ahead key_ahead(const struct key_state *state, struct row_walk *next, const clattn_tensor *tensor,
+                              int64_t *bytes)
+{
+    const struct key_tile *tile = state->tile;
+    const struct sequence *sequence = tile->sequence;
+    struct ahead none = {(const char *)state->z, 0};
+    const struct key_part *part;
+    int64_t i;
+    *bytes = 0;
+    if (!tensor || !row_walk_next(tile, next, &i, &part) || part->heads < AHEAD_HEADS) return none;
+    if (tensor == state->job->q) {
+        prefetch_line(tensor_row(state->job->lse, sequence->batch, sequence->q_row + i, part->head));
+        prefetch_line(tile->delta + i * state->job->problem->q_heads + part->head);
+        if (tile->turns) prefetch_line(tile->turns + i * state->job->problem->q_heads + part->head);
+    }
+    *bytes = AHEAD_STEPS * element_bytes(tensor->dtype);
+    return (struct ahead){tensor_row(tensor, sequence->batch, sequence->q_row + i, part->head),
+                          tensor->head_stride * element_bytes(tensor->dtype)};
+}
+
+/* ---- products ---- */
+
+/* to [row][lanes] = scale * keys [dim][lanes] . rows, of the packed rows; meanwhile as many rows of `next` are
+ * prefetched. The sums of dS that become dbias cancel: without a sink those of a row add up to 0, and what is
+ * left of thousands of them shows the rounding of each product. So with biases products are added up in parts
+ * of SHORT_DIM dimensions. */
 static void key_dots(const struct key_state *state, const float *keys, int32_t dim, int vectors,
-                     struct float_rows rows, float scale, float *to)
+                     struct float_rows rows, float scale, float *to, const clattn_tensor *next)
 {
     const int64_t lanes = vectors * WIDTH;
-    const int32_t step = state->tile->dbias ? SHORT_DIM : dim;
+    const int32_t step = state->job->problem->options.bias ? SHORT_DIM : dim;
+    struct row_walk walk = state->walk;
     for (int32_t d = 0; d < dim; d += step) {
         float *part = d ? state->part : to;
-        for (int64_t r = 0; r < state->rows;)
-            r += dot_rows(keys + d * lanes, MIN(step, dim - d), vectors, rows.data + d + r * rows.stride,
-                          rows.stride, state->rows - r, scale, part + r * lanes);
+        for (int64_t r = 0, ahead_bytes; r < state->rows;) {
+            struct ahead ahead = key_ahead(state, &walk, next, &ahead_bytes);
+            r += dot_rows_ahead(keys + d * lanes, MIN(step, dim - d), vectors, rows.data + d + r * rows.stride,
+                                rows.stride, state->rows - r, scale, part + r * lanes, ahead, ahead_bytes);
+        }
         for (int64_t n = 0; d && n < state->rows * lanes; n += WIDTH)
             vec_store(to + n, vec_add(vec_load(to + n), vec_load(part + n)));
     }
@@ -304,27 +365,34 @@ static void key_dots(const struct key_state *state, const float *keys, int32_t d
 /* The packed rows give what they have to all keys of the piece. */
 static void key_pack_done(struct key_state *state)
 {
-    const struct problem *problem = state->job->problem;
+    const struct backward_job *job = state->job;
+    const struct problem *problem = job->problem;
     struct float_rows q = {state->q, packed_stride(problem->dim)},
                       dout = {state->dout, packed_stride(problem->dim_v)};
     for (int64_t group = 0; group < state->keys && state->rows; group += LANES_MAX) {
         int vectors = lane_vectors(state->keys - group);
         int64_t lanes = vectors * WIDTH, left = MIN(state->keys - group, lanes);
-        key_dots(state, state->k + group * problem->dim, problem->dim, vectors, q, problem->scale, state->z);
-        key_dots(state, state->v + group * problem->dim_v, problem->dim_v, vectors, dout, 1, state->dp);
+        const clattn_tensor *next = group == 0 ? job->q : state->tile->has_dq ? job->dq : NULL;
+        key_dots(state, state->k + group * problem->dim, problem->dim, vectors, q, problem->scale, state->z,
+                 next);
+        key_dots(state, state->v + group * problem->dim_v, problem->dim_v, vectors, dout, 1, state->dp,
+                 group == 0 ? job->dout : NULL);
         key_gradients(state, group, vectors);
         if (state->tile->has_dq) key_keep_dx(state, group, lanes);
-        if (!state->job->dk) continue;
+        if (!job->dk) continue;
         key_add(state, state->z, lanes, dout, problem->dim_v, state->dv + group * state->dv_stride,
                 state->dv_stride, left);
         key_add(state, state->dp, lanes, q, problem->dim, state->dk + group * state->dk_stride,
                 state->dk_stride, left);
     }
     if (state->tile->dbias) key_add_bias(state);
-    if (state->tile->has_dq && state->rows) key_add_dq(state);
+    if (state->tile->has_dq && state->rows) {
+        key_add_dq(state);
+        key_pass(state);
+    }
     state->rows = 0;
     state->partial = false;
-    if (++state->packs == CHAIN && state->job->dk) key_flush(state);
+    if (++state->packs == CHAIN && job->dk && state->chained) key_flush(state);
 }
 
 /* Is the block cut for the rows of a list? */
@@ -373,7 +441,8 @@ static void key_row_pack(const clattn_tensor *tensor, int64_t batch, int64_t row
         vec_store(to + d, vec_load((const float *)from + d));
 }
 
-static void key_row(struct key_state *state, int64_t i, int32_t head)
+/* number: the turn of the tile's block at the row, or 0. */
+static void key_row(struct key_state *state, int64_t i, int32_t head, int64_t number)
 {
     const struct backward_job *job = state->job;
     const struct problem *problem = job->problem;
@@ -388,6 +457,8 @@ static void key_row(struct key_state *state, int64_t i, int32_t head)
     key_row_pack(job->q, sequence->batch, row, head, state->q + n * packed_stride(problem->dim));
     key_row_pack(job->dout, sequence->batch, row, head, state->dout + n * packed_stride(problem->dim_v));
     if (state->tile->has_dq) state->dq_row[n] = tensor_row(job->dq, sequence->batch, row, head);
+    if (state->tile->turns) state->turn[n] = &state->tile->turns[i * problem->q_heads + head];
+    state->number[n] = number;
     state->lse[n] = lse;
     state->delta[n] = state->tile->delta[i * problem->q_heads + head];
     state->from[n] = (float)MAX(from, 0);
@@ -403,18 +474,15 @@ static void key_row(struct key_state *state, int64_t i, int32_t head)
 static void backward_key_simd(const struct backward_job *job, const struct key_tile *tile, void *scratch)
 {
     struct key_state state = {.job = job, .tile = tile};
-    int32_t q_block = tile->q_block;
+    const struct key_part *part;
+    int64_t i;
     key_layout(job, scratch, &state);
     key_begin(&state);
-    for (int32_t part_index = 0; part_index < tile->part_count; part_index++) {
-        const struct key_part *p = &tile->parts[part_index];
-        for (int64_t n = 0; n < p->count; n++) {
-            int64_t row = (p->rows ? p->rows[n] : p->first_row + n) * q_block;
-            for (int64_t i = row; i < MIN(row + q_block, tile->sequence->q_len); i++)
-                for (int32_t head = p->head; head < p->head + p->heads; head++)
-                    key_row(&state, i, head);
-        }
+    while (row_walk_next(tile, &state.walk, &i, &part)) {
+        int64_t number = tile->turns ? backward_turn(job, tile, i, part->head) : 0;
+        for (int32_t head = part->head; head < part->head + part->heads; head++)
+            key_row(&state, i, head, number);
     }
     key_pack_done(&state);
-    if (job->dk) key_flush(&state);
+    if (job->dk && state.chained) key_flush(&state);
 }

@@ -57,8 +57,8 @@ static void query_begin(struct query_state *state, const float *delta)
     const struct forward_tile *tile = state->tile;
     const struct sequence *sequence = tile->sequence;
     for (int64_t first = 0; first < state->rows; first += LANES_MAX) {
-        int64_t left = MIN(state->rows - first, LANES_MAX), lanes = lane_vectors(left) * WIDTH;
-        float *q = state->q + first * problem->dim, *dout = state->dout + first * problem->dim_v;
+        int64_t left = MIN(state->rows - first, LANES_MAX);
+        const void *q[LANES_MAX], *dout[LANES_MAX];
         for (int64_t lane = 0; lane < LANES_MAX; lane++) {
             int64_t r = first + lane, i = tile->row + r / tile->heads, row = sequence->q_row + i;
             int32_t head = tile->head + (int32_t)(r % tile->heads);
@@ -68,13 +68,12 @@ static void query_begin(struct query_state *state, const float *delta)
             float lse = *(const float *)tensor_row(job->lse, sequence->batch, row, head);
             if (lse > -INFINITY) state->lse[r] = lse;
             state->delta[r] = delta[i * problem->q_heads + head];
-            query_pack(tensor_row(job->q, sequence->batch, row, head), job->q->dtype, problem->dim, q, lanes,
-                       lane);
-            query_pack(tensor_row(job->dout, sequence->batch, row, head), job->dout->dtype, problem->dim_v,
-                       dout, lanes, lane);
+            q[lane] = tensor_row(job->q, sequence->batch, row, head);
+            dout[lane] = tensor_row(job->dout, sequence->batch, row, head);
         }
-        query_pad(problem->dim, q, lanes, left);
-        query_pad(problem->dim_v, dout, lanes, left);
+        queries_pack(q, left, job->q->dtype, problem->dim, state->q + first * problem->dim, lane_vectors(left));
+        queries_pack(dout, left, job->dout->dtype, problem->dim_v, state->dout + first * problem->dim_v,
+                     lane_vectors(left));
     }
     memset(state->dq, 0, (size_t)(state->rows * state->dq_stride) * sizeof(float));
 }

@@ -37,9 +37,41 @@ struct key_tile {
     int32_t part_count;
     const float *delta; /* [q_len][q_heads] D of the sequence */
     float *dk, *dv;     /* [block][gradient_stride(dim or dim_v)], to be added to; unused without job->dk */
-    bool has_dq;        /* the rows of job->dq, float32, are added to as well */
+    bool has_dq;        /* the rows of job->dq, float32, are added to as well ... */
+    int64_t *turns;     /* [q_len][q_heads] ... in turns (backward_turns.h); NULL: they are this tile's alone */
     double *dbias;      /* [group] sums of dS, to be added to; NULL: not wanted */
 };
+
+/* Rows x heads that list the block, at most. */
+static inline int64_t key_tile_rows(const struct key_tile *tile)
+{
+    int64_t rows = 0;
+    for (int32_t n = 0; n < tile->part_count; n++)
+        rows += tile->parts[n].count * tile->parts[n].heads * tile->q_block;
+    return rows;
+}
+
+/* Walk over the query rows that list the block. */
+struct row_walk {
+    int32_t part;
+    int64_t list; /* list row of the part */
+    int32_t row;  /* query row of the list row */
+};
+
+/* The next query row; false past the last one. */
+static inline bool row_walk_next(const struct key_tile *tile, struct row_walk *walk, int64_t *i,
+                                 const struct key_part **part)
+{
+    for (; walk->part < tile->part_count; walk->part++, walk->list = walk->row = 0) {
+        *part = &tile->parts[walk->part];
+        for (; walk->list < (*part)->count; walk->list++, walk->row = 0) {
+            int64_t list = (*part)->rows ? (*part)->rows[walk->list] : (*part)->first_row + walk->list;
+            *i = list * tile->q_block + walk->row;
+            if (walk->row++ < tile->q_block && *i < tile->sequence->q_len) return true;
+        }
+    }
+    return false;
+}
 
 /* Gradient of one row: float32 values to the tensor's dtype, added when the job accumulates. */
 void gradient_row_write(const struct backward_job *job, const clattn_tensor *tensor, int64_t batch, int64_t row,

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /* Backward driver.
  *
- * D for every row and head; then tiles of query rows for dq; then, through the inverse of the block lists, one
- * key block after the other for dk and dv. A block that very many rows list is cut into segments with
- * accumulators of their own, which are added in order. Cuts do not depend on the number of threads, so neither
- * do the bits. */
+ * D for every row and head; then, through the inverse of the block lists, one key block after the other for dk
+ * and dv, and for dq in turns (backward_turns.h); where turns are not possible dq comes from tiles of query
+ * rows. A block that very many rows list is cut into segments with accumulators of their own, which are added
+ * in order. Cuts do not depend on the number of threads, so neither do the bits. */
 
 #include "config.h"
 
 #include "backward.h"
 #include "backward_once.h"
+#include "backward_turns.h"
 #include "compensation.h"
 #include "cpu_tiles.h"
 #include "inverse.h"
 #include "reference.h"
+#include "turns.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -41,6 +43,8 @@ struct plan {
     int64_t item_count, part_count, partial_count;
     float *partial;
     double *dbias;                /* [items][group]; NULL: not wanted */
+    int64_t *turns;               /* [sequences][q_len][q_heads] like delta; NULL: dq has a walk of its own */
+    int64_t next;                 /* item */
     int64_t dk_floats, dv_floats; /* of one accumulator */
     struct compensation compensation;
 };
@@ -54,6 +58,7 @@ static void plan_free(struct plan *plan)
     free(plan->parts);
     free(plan->partial);
     free(plan->dbias);
+    free(plan->turns);
     compensation_free(&plan->compensation);
 }
 
@@ -61,6 +66,10 @@ void gradient_row_write(const struct backward_job *job, const clattn_tensor *ten
                         int32_t head, const float *values)
 {
     void *place = tensor_row(tensor, batch, row, head);
+    if (tensor->dtype == CLATTN_FLOAT32 && !job->accumulate) {
+        memcpy(place, values, (size_t)tensor->dim * sizeof *values);
+        return;
+    }
     for (int64_t d = 0; d < tensor->dim; d++)
         store_element(place, tensor->dtype, d,
                       job->accumulate ? load_element(place, tensor->dtype, d) + values[d] : values[d]);
@@ -210,7 +219,7 @@ static void all_items(struct plan *plan, struct key_part *parts, bool place)
     }
 }
 
-static clattn_status plan_items(clattn_context *context, struct plan *plan)
+static clattn_status plan_items(clattn_context *context, struct plan *plan, int64_t delta_count)
 {
     const struct problem *problem = plan->job->problem;
     struct key_part *parts = malloc((size_t)problem->group * sizeof *parts);
@@ -230,7 +239,9 @@ static clattn_status plan_items(clattn_context *context, struct plan *plan)
     }
     all_items(plan, parts, true);
     free(parts);
-    return CLATTN_SUCCESS;
+    if (!backward_turns_wanted(plan->job, plan->item_count)) return CLATTN_SUCCESS;
+    plan->turns = calloc((size_t)(delta_count + 1), sizeof *plan->turns);
+    return plan->turns ? CLATTN_SUCCESS : fail(context, CLATTN_OUT_OF_MEMORY, "no memory for turns");
 }
 
 /* once: for backward_once, which needs no items. */
@@ -252,13 +263,12 @@ static clattn_status plan_make(clattn_context *context, const struct backward_jo
     plan->delta = malloc((size_t)(rows * problem->q_heads + 1) * sizeof *plan->delta);
     if (!plan->delta)
         return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %lld query rows", (long long)rows);
-    if (!job->dk && !job->dbias && !once) return CLATTN_SUCCESS;
     if (job->blocks) {
         clattn_status status = inverse_make(context, problem, job->blocks, job->blocks->indices.host,
                                             job->blocks->counts.host, &plan->inverse);
         if (status) return status;
     }
-    return once ? CLATTN_SUCCESS : plan_items(context, plan);
+    return once ? CLATTN_SUCCESS : plan_items(context, plan, rows * problem->q_heads);
 }
 
 /* ---- work ---- */
@@ -326,10 +336,12 @@ static void run_item(const struct cpu_kernels *kernels, const struct plan *plan,
         .part_count = item->part_count,
         .delta = plan->delta + plan->delta_base[item->sequence],
         .dk = is_whole ? own : plan->partial + item->partial * floats,
+        .has_dq = plan->turns != NULL,
+        .turns = plan->turns ? plan->turns + plan->delta_base[item->sequence] : NULL,
         .dbias = plan->dbias ? plan->dbias + (item - plan->items) * plan->job->problem->group : NULL};
     tile.dv = tile.dk + plan->dk_floats;
     if (is_whole) memset(own, 0, (size_t)floats * sizeof *own);
-    kernels->backward_key(plan->job, &tile, scratch);
+    if (key_tile_rows(&tile) > 0) kernels->backward_key(plan->job, &tile, scratch);
     if (is_whole && plan->job->dk) write_block(plan, item, own);
 }
 
@@ -344,7 +356,18 @@ static void merge_item(const struct plan *plan, const struct item *item)
     if (plan->job->dk) write_block(plan, item, sum);
 }
 
-static int run_keys(const struct cpu_kernels *kernels, const struct plan *plan, int threads)
+static void clear_queries(const struct plan *plan)
+{
+    const struct problem *problem = plan->job->problem;
+    for (int64_t s = 0; s < problem->count; s++) {
+        const struct sequence *sequence = &problem->sequences[s];
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < sequence->q_len; i++)
+            backward_clear_row(plan->job, sequence, i);
+    }
+}
+
+static int run_keys(const struct cpu_kernels *kernels, struct plan *plan, int threads)
 {
     size_t bytes = kernels->backward_key_scratch(plan->job);
     size_t own_bytes = (size_t)(plan->dk_floats + plan->dv_floats) * sizeof(float);
@@ -358,9 +381,11 @@ static int run_keys(const struct cpu_kernels *kernels, const struct plan *plan, 
 #pragma omp atomic write
             failed = 1;
         }
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t n = 0; n < plan->item_count; n++)
-            if (scratch && own) run_item(kernels, plan, &plan->items[n], own, scratch);
+        if (plan->turns && !plan->job->accumulate) clear_queries(plan);
+        if (scratch && own)
+            for (int64_t n; (n = turn_next(&plan->next)) < plan->item_count;)
+                run_item(kernels, plan, &plan->items[n], own, scratch);
+#pragma omp barrier
 #pragma omp for schedule(dynamic, 1)
         for (int64_t n = 0; n < plan->item_count; n++)
             if (plan->items[n].segments > 1 && plan->items[n].segment == 0) merge_item(plan, &plan->items[n]);
@@ -429,11 +454,12 @@ clattn_status cpu_backward(clattn_context *context, const struct backward_job *j
     clattn_status status = plan_make(context, job, once, &plan);
     if (!status) deltas(&plan, threads);
     if (!status && job->compensation != 0 && job->dk && job->blocks)
-        status = compensation_make(context, job, &plan.inverse, plan.delta, plan.delta_base, &plan.compensation);
+        status =
+            compensation_make(context, job, &plan.inverse, plan.delta, plan.delta_base, &plan.compensation);
     if (!status) {
         if (once) failed = !backward_once(kernels, job, &plan.inverse, plan.delta, plan.delta_base, threads);
-        if (job->dq && !once) failed = run_queries(kernels, &plan, threads);
-        if ((job->dk || job->dbias) && !once) failed |= run_keys(kernels, &plan, threads);
+        if (job->dq && !once && !plan.turns) failed = run_queries(kernels, &plan, threads);
+        if ((job->dk || job->dbias || plan.turns) && !once) failed |= run_keys(kernels, &plan, threads);
         if (job->dbias) write_dbias(&plan);
         if (job->dsink) write_dsink(&plan, threads);
         if (failed)

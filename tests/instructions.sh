@@ -17,11 +17,11 @@ margin=33 # per cent
 table() {
     cat <<'TABLE'
 avx2 forward clattn_attention_forward 8980
-avx2 backward clattn_attention_backward 41161
+avx2 backward clattn_attention_backward 24276
 avx2 select clattn_select 3807
 avx2 pyramid clattn_pyramid_build 86
 c forward clattn_attention_forward 34446
-c backward clattn_attention_backward 129030
+c backward clattn_attention_backward 88080
 c select clattn_select 16291
 c pyramid clattn_pyramid_build 204
 TABLE

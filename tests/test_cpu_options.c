@@ -30,6 +30,7 @@ static const struct shape shapes[] = {
     {1, 61, 200, 1, 2, 32, 64, 16, 6, 2, PER_TOKEN, true}, /* two tokens a list, several lists a tile */
     {1, 131, 300, 2, 3, 120, 48, 128, 3, 64, SAME_FOR_ALL, true},
     {1, 60, 300, 1, 40, 16, 16, 32, 4, 16, PER_TOKEN, true},
+    {1, 100, 1100, 1, 2, 24, 16, 64, 1, 1, DENSE, true}, /* many blocks that give to the same rows */
     /* SPLIT and on: few rows and many keys, which are cut into parts */
     {2, 1, 9001, 2, 3, 40, 33, 64, 1, 1, DENSE, true},
     {1, 3, 12289, 1, 2, 16, 16, 64, 1, 1, DENSE, false},
@@ -533,13 +534,15 @@ static void test_compensation(void **state)
 static void test_threads(void **state)
 {
     (void)state;
-    static const int chosen[] = {0, 3, 6, 7, SPLIT};
+    static const struct {
+        int shape, options;
+    } chosen[] = {{0, ALL}, {3, ALL | STARTS}, {3, ALL},       {5, CAP},        {6, ALL | STARTS},
+                  {7, ALL}, {SPLIT, CAP},      {SPLIT - 1, 0}, {SPLIT - 1, ALL}};
     for (size_t c = 0; c < sizeof chosen / sizeof *chosen; c++) {
         struct inputs in;
-        int options = chosen[c] == 0 || chosen[c] == 7 ? ALL : ALL | STARTS;
-        if (chosen[c] == SPLIT) options = CAP;
-        float compensation = options & STARTS || chosen[c] == SPLIT ? 0 : 0.3f;
-        inputs_make(&shapes[chosen[c]], options, CLATTN_FLOAT32, 0, &in);
+        const int options = chosen[c].options;
+        float compensation = options & STARTS || shapes[chosen[c].shape].lists == DENSE ? 0 : 0.3f;
+        inputs_make(&shapes[chosen[c].shape], options, CLATTN_FLOAT32, 0, &in);
         for (int n = 0; n < variant_count; n++) {
             struct outputs first = forward(variants[n].context, &in, &in.v);
             struct results gradients = backward(variants[n].context, &in, &first, compensation, 0);
