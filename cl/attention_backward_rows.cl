@@ -11,7 +11,11 @@
 static inline void stage_row(__local uint4 *to, __global const ushort *from, uint chunks, uint dim, uint row,
                              int exists, uint first, uint last)
 {
+#if VECTORS(DIM) && VECTORS(DIM_V)
 #pragma unroll 8
+#else
+#pragma unroll 1 /* it goes through registers, of which the sums leave few */
+#endif
     for (uint chunk = first; chunk < last; chunk++) {
         const int there = exists && chunk * 8 < dim;
         if (VECTORS(DIM) && VECTORS(DIM_V))

@@ -84,15 +84,13 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     __local float row_lse[WARPGROUPS][2][64], row_delta[WARPGROUPS][2][64];
     __local int row_limit[WARPGROUPS][2][64];
     __local ulong row_place[WARPGROUPS][2][DQ ? 64 : 1];
-    const uint t = (uint)get_local_id(0), lane = t & 31, g = lane >> 2, c = lane & 3, group = t >> 7,
-               own = t & 127;
-    const uint warp = own >> 5;
+    const uint t = (uint)get_local_id(0), group = t >> 7;
     const uint kv_head = (uint)get_group_id(1), kv_heads = (uint)get_num_groups(1),
                tile = (uint)get_group_id(0);
     offset += (ulong)kv_head * (n_blocks + 1);
     tile_offset += (ulong)kv_head * (n_blocks + 1);
     if (tile >= tile_offset[n_blocks]) return;
-    const uint block = find_entry(tile_offset, n_blocks, tile, lane),
+    const uint block = find_entry(tile_offset, n_blocks, tile, t & 31),
                first = (tile - tile_offset[block]) * ROWS;
     const uint rows = min((uint)ROWS, (offset[block + 1] - offset[block]) * GROUP - first);
     const int valid = (int)kv_len - (int)(block * LEAF),
@@ -112,7 +110,6 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     lse += lse_base;
     dout += dout_base + (ulong)kv_head * GROUP * dout_head_stride;
     const uint key_address = local_address(keys), value_address = local_address(values);
-    const uint gradient_address = local_address(gradient[group]);
     const float exponent = scale * LOG2E;
 
     float4 dk[2 * K_TILES], dv[2 * V_TILES];
@@ -124,28 +121,30 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         dv[n] = (float4)(0, 0, 0, 0);
 
     const uint steps = (rows + 63) / 64;
-    uint next_slot = group < steps ? pairs[(first + min(group * 64 + own / 2, rows - 1)) / GROUP] : 0;
+    uint next_slot = group < steps ? pairs[(first + min(group * 64 + (t & 127) / 2, rows - 1)) / GROUP] : 0;
     copy_wait(0);
     local_fence();
     barrier(CLK_LOCAL_MEM_FENCE);
+    /* Where an item stands is asked again in each part: dk, dv and dq leave no registers to keep it in. */
     for (uint step = group, stage = 0; step < steps + WARPGROUPS; step += WARPGROUPS, stage ^= 1) {
         if (step <
             steps) { /* fetch this step's rows into `stage`; the products below belong to the step before */
-            const uint row = own / 2, half_row = own % 2, r = step * 64 + row;
+            const uint here = work_item_again(), mine = here >> 7, row = (here & 127) / 2, half_row = here % 2;
+            const uint r = step * 64 + row;
             const uint rr = first + min(r, rows - 1), i = next_slot / topk, part = next_slot - i * topk,
                        h = rr % GROUP;
             const int exists = r < rows;
-            stage_row(queries[group][stage], q + i * q_len_stride + h * q_head_stride, K_CHUNKS, DIM, row,
+            stage_row(queries[mine][stage], q + i * q_len_stride + h * q_head_stride, K_CHUNKS, DIM, row,
                       exists, half_row * (K_CHUNKS / 2), (half_row + 1) * (K_CHUNKS / 2));
-            stage_row(douts[group][stage], dout + i * dout_len_stride + h * dout_head_stride, V_CHUNKS, DIM_V,
+            stage_row(douts[mine][stage], dout + i * dout_len_stride + h * dout_head_stride, V_CHUNKS, DIM_V,
                       row, exists, half_row * (V_CHUNKS / 2), (half_row + 1) * (V_CHUNKS / 2));
             const ulong at = ((ulong)i * kv_heads + kv_head) * GROUP + h;
             if (half_row == 0) {
-                copy_async_4(local_address(&row_lse[group][stage][row]), lse + at);
-                copy_async_4(local_address(&row_delta[group][stage][row]), delta + at);
-                row_limit[group][stage][row] = !exists ? 0 : CAUSAL ? min(valid, (int)i + shift) : valid;
+                copy_async_4(local_address(&row_lse[mine][stage][row]), lse + at);
+                copy_async_4(local_address(&row_delta[mine][stage][row]), delta + at);
+                row_limit[mine][stage][row] = !exists ? 0 : CAUSAL ? min(valid, (int)i + shift) : valid;
                 if (DQ)
-                    row_place[group][stage][row] = (((ulong)i * kv_heads + kv_head) * topk + part) * GROUP + h;
+                    row_place[mine][stage][row] = (((ulong)i * kv_heads + kv_head) * topk + part) * GROUP + h;
             }
             next_slot = pairs[(first + min((step + WARPGROUPS) * 64 + row, rows - 1)) / GROUP];
         }
@@ -153,10 +152,12 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         if (step == group) continue;
         copy_wait(1);
         local_fence();
-        warpgroup_barrier(group);
+        const uint again = work_item_again(), mine = again >> 7, warp = again >> 5 & 3, lane = again & 31;
+        const uint g = lane >> 2, c = lane & 3;
+        warpgroup_barrier(mine);
         const uint now = stage ^ 1, done = (step - WARPGROUPS) * 64;
-        const uint query_address = local_address(queries[group][now]),
-                   dout_address = local_address(douts[group][now]);
+        const uint query_address = local_address(queries[mine][now]),
+                   dout_address = local_address(douts[mine][now]);
         float4 s[8];
         uint2 p2[8], ds2[8]; /* low: rows g, high: rows g + 8 */
         const int key = (int)(16 * warp + g);
@@ -164,8 +165,8 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
 #pragma unroll
         for (uint n = 0; n < 8; n++) {
             const uint column = 8 * n + 2 * c;
-            const float l0 = row_lse[group][now][column], l1 = row_lse[group][now][column + 1];
-            const int m0 = row_limit[group][now][column], m1 = row_limit[group][now][column + 1];
+            const float l0 = row_lse[mine][now][column], l1 = row_lse[mine][now][column + 1];
+            const int m0 = row_limit[mine][now][column], m1 = row_limit[mine][now][column + 1];
             const float b0 = l0 == -INFINITY ? INFINITY : l0 * LOG2E,
                         b1 = l1 == -INFINITY ? INFINITY : l1 * LOG2E;
             p2[n].x = pack2(key < m0 ? exp2_fast(fma(s[n].x, exponent, -b0)) : 0.0f,
@@ -177,12 +178,12 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
 #pragma unroll
         for (uint n = 0; n < 8; n++) {
             const uint column = 8 * n + 2 * c;
-            const float d0 = row_delta[group][now][column], d1 = row_delta[group][now][column + 1];
+            const float d0 = row_delta[mine][now][column], d1 = row_delta[mine][now][column + 1];
             ds2[n].x = pack2(unpack_low(p2[n].x) * (s[n].x - d0), unpack_high(p2[n].x) * (s[n].y - d1));
             ds2[n].y = pack2(unpack_low(p2[n].y) * (s[n].z - d0), unpack_high(p2[n].y) * (s[n].w - d1));
             if (DQ) {
-                gradient[group][(2 * warp * 8 + n) * 32 + lane] = ds2[n].x;
-                gradient[group][((2 * warp + 1) * 8 + n) * 32 + lane] = ds2[n].y;
+                gradient[mine][(2 * warp * 8 + n) * 32 + lane] = ds2[n].x;
+                gradient[mine][((2 * warp + 1) * 8 + n) * 32 + lane] = ds2[n].y;
             }
         }
         uint4 p[4], ds[4];
@@ -195,11 +196,11 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         warpgroup_add_keys(dk, ds, query_address);
 #if DQ
         local_fence();
-        warpgroup_barrier(group);
+        warpgroup_barrier(mine);
         float4 dq[2 * K_TILES];
-        warpgroup_query_gradient(dq, gradient_address, key_address);
-        const uint r0 = 16 * warp + g, r1 = r0 + 8;
-        const ulong at0 = row_place[group][now][r0], at1 = row_place[group][now][r1];
+        warpgroup_query_gradient(dq, local_address(gradient[mine]), key_address);
+        const uint last = work_item_again(), r0 = (last >> 5 & 3) * 16 + (last >> 2 & 7), r1 = r0 + 8;
+        const ulong at0 = row_place[mine][now][r0], at1 = row_place[mine][now][r1];
 #pragma unroll
         for (uint n = 0; n < K_QUADS; n++) {
             uint w0[4], w1[4];
@@ -209,14 +210,15 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
                 w1[w] = 4 * n + w < 2 * K_TILES ? pack2(dq[4 * n + w].z * scale, dq[4 * n + w].w * scale) : 0;
             }
             if (done + r0 < rows)
-                partial_dq[at0 * (K_QUADS * 4) + 4 * n + c] = (uint4)(w0[0], w0[1], w0[2], w0[3]);
+                partial_dq[at0 * (K_QUADS * 4) + 4 * n + (last & 3)] = (uint4)(w0[0], w0[1], w0[2], w0[3]);
             if (done + r1 < rows)
-                partial_dq[at1 * (K_QUADS * 4) + 4 * n + c] = (uint4)(w1[0], w1[1], w1[2], w1[3]);
+                partial_dq[at1 * (K_QUADS * 4) + 4 * n + (last & 3)] = (uint4)(w1[0], w1[1], w1[2], w1[3]);
         }
 #endif
-        warpgroup_barrier(group); /* the stage is free for the rows after next */
+        warpgroup_barrier(mine); /* the stage is free for the rows after next */
     }
-    const ulong sum = (((ulong)kv_head * max_tiles + tile) * WARPGROUPS + group) * LEAF + 16 * warp + g;
+    const uint again = work_item_again(), c = again & 3, row = (again >> 5 & 3) * 16 + (again >> 2 & 7);
+    const ulong sum = (((ulong)kv_head * max_tiles + tile) * WARPGROUPS + group) * LEAF + row;
 #pragma unroll
     for (uint n = 0; n < 2 * K_TILES; n++) {
         *(__global float2 *)(partial_dk + sum * (16 * K_TILES) + 8 * n + 2 * c) = dk[n].xy;

@@ -63,7 +63,8 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     __local volatile int row_end
         [ROWS_TILE]; /* first key that a row does not see, and the row's query: read anew for each block, */
     __local volatile int row_begin[WINDOW ? ROWS_TILE : 1];
-    __local volatile uint tile_length; /* with WINDOW */
+    __local volatile uint tile_length; /* with WINDOW: entries of the list, and where it begins */
+    __local volatile ulong tile_first;
     __local volatile float tile_cap;   /* with SOFTCAP */
     __local volatile uint row_query[ROWS_TILE]; /* because registers are what limits this kernel */
     __local volatile int tile_end;     /* the last position that a row of this tile sees; a list is cut there */
@@ -81,15 +82,21 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     const uint ring_address = local_address(ring), full_address = local_address(full),
                empty_address = local_address(empty);
     core += (ulong)kv_head * n_blocks * (K_BYTES + V_BYTES);
-    tile_list += list_base + (ulong)entry * list_stride + kv_head * list_head_stride;
-    tile_mask += list_base + (ulong)entry * list_stride + kv_head * list_head_stride;
+    ulong list_first = list_base + (ulong)entry * list_stride + kv_head * list_head_stride;
     if (WINDOW) { /* the list begins where the tile's first query does */
         const int position = (int)(first_query + first / GROUP + kv_len - q_len);
-        const uint before = entries_before(tile_list, list_length, keys_begin(position, window), lane);
-        tile_list += before;
-        tile_mask += before;
+        const uint before =
+            entries_before(tile_list + list_first, list_length, keys_begin(position, window), lane);
+        list_first += before;
         list_length -= before;
-        if (t == 0) tile_length = list_length;
+        if (t == 0) {
+            tile_first = list_first;
+            tile_length = list_length;
+        }
+    } else {
+        tile_list += list_first;
+        tile_mask += list_first;
+        list_first = 0;
     }
     const uint r0 = first + (t >> 5) * 16 + g, r1 = r0 + 8;
     const uint x0 = min(r0, rows - 1) / GROUP, x1 = min(r1, rows - 1) / GROUP; /* queries within the list */
@@ -131,7 +138,7 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         }
         barrier_init_fence();
         for (uint j = 0; j < AHEAD && j < list_length; j++) {
-            const int block = tile_list[j];
+            const int block = tile_list[list_first + j];
             if (block < 0 || block * LEAF >= end) break;
             barrier_expect(full_address + 8 * j, K_BYTES + V_BYTES);
             bulk_copy(ring_address + j * (K_BYTES + V_BYTES), core + (ulong)block * (K_BYTES + V_BYTES),
@@ -163,10 +170,10 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
 
     for (uint j = 0; j < (WINDOW ? tile_length : list_length); j++) {
         const uint stage = j % STAGES, phase = j / STAGES & 1;
-        const int block = tile_list[j];
+        const int block = tile_list[(WINDOW ? tile_first : 0) + j];
         if (block < 0 || block * LEAF >= tile_end) break;
         if (t == 0 && j + AHEAD < (WINDOW ? tile_length : list_length)) {
-            const int next = tile_list[j + AHEAD];
+            const int next = tile_list[(WINDOW ? tile_first : 0) + j + AHEAD];
             if (next >= 0 && next * LEAF < tile_end) {
                 const uint fill = (j + AHEAD) % STAGES;
                 if (j >= STAGES - AHEAD) /* block j + AHEAD - STAGES has left the stage */
@@ -177,13 +184,16 @@ attention_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
             }
         }
         warp_fence();
-        const uint members = MASKED ? tile_mask[j] : 1;
+        const uint members = MASKED ? tile_mask[(WINDOW ? tile_first : 0) + j] : 1;
         const uint keys = ring_address + stage * (K_BYTES + V_BYTES);
         barrier_wait(full_address + 8 * stage, phase);
         if (members & members_of[warpgroup]) {
             float4 s[8];
             warpgroup_scores_local(s, query_address, keys);
             if (SOFTCAP) cap_scores(s, tile_cap);
+            /* A window needs the registers that hold where this item stands. */
+            const uint again = WINDOW ? work_item_again() : t;
+            const uint c = again & 3, own_row = (again >> 5) * 16 + (again >> 2 & 7);
             int limit0 = row_end[own_row] - block * LEAF, limit1 = row_end[own_row + 8] - block * LEAF;
             if (MASKED) {
                 limit0 = members >> row_query[own_row] & 1 ? limit0 : 0;

@@ -93,17 +93,23 @@ attention_token(__global const ushort *q, ulong q_base, ulong q_len_stride, ulon
 #pragma unroll
         for (uint n = 0; n < 2 * V_TILES; n++)
             o[n] *= (float4)(keep.x, keep.x, keep.y, keep.y);
+#if DIM > 128 || DIM_V > 128 /* 16 keys at a time: for loads ahead there are no registers */
+#pragma unroll 1
+#else
 #pragma unroll
+#endif
         for (uint k = 0; k < 4; k++) {
-            if (DIM > 128 || DIM_V > 128) warp_fence(); /* loads stay behind it: no room for more of them */
-            const uint p0 = pack2(s[2 * k].x, s[2 * k].y), p1 = pack2(s[2 * k].z, s[2 * k].w);
-            const uint p2 = pack2(s[2 * k + 1].x, s[2 * k + 1].y), p3 = pack2(s[2 * k + 1].z, s[2 * k + 1].w);
+            const uint p0 = pack2(s[0].x, s[0].y), p1 = pack2(s[0].z, s[0].w);
+            const uint p2 = pack2(s[1].x, s[1].y), p3 = pack2(s[1].z, s[1].w);
 #pragma unroll
             for (uint n = 0; n < V_TILES; n++) {
                 const uint4 b = vb[(k * V_TILES + n) * 32];
                 mma(&o[2 * n], p0, p1, p2, p3, b.x, b.y);
                 mma(&o[2 * n + 1], p0, p1, p2, p3, b.z, b.w);
             }
+#pragma unroll
+            for (uint n = 0; n < 6; n++)
+                s[n] = s[n + 2];
         }
     }
     row_sum.x += shuffle_xor(row_sum.x, 1);

@@ -27,6 +27,12 @@
 #endif
 #define SCORE_TILES ((2 * TOPK + 3) / 4)
 
+static inline void write_list(__global int *list, __global int *counts, ulong at, uint lane, int leaf, uint n)
+{
+    if (lane < TOPK) list[at * TOPK + lane] = leaf;
+    if (lane == 0) counts[at] = (int)n;
+}
+
 __kernel
 __attribute__((reqd_work_group_size(32 * WARPS, 1, 1))) void
 select_pisa(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_head_stride,
@@ -39,11 +45,8 @@ select_pisa(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_
     const uint kv_head = (uint)get_group_id(1), kv_heads = (uint)get_num_groups(1);
     const uint i = (uint)get_group_id(0) * WARPS + warp, before = (1u << lane) - 1;
     if (i >= q_len) return;
-    list += ((list_row + i) * kv_heads + kv_head) * TOPK;
-    counts += (list_row + i) * kv_heads + kv_head;
     if (CAUSAL && i + kv_len < q_len) {
-        if (lane < TOPK) list[lane] = -1;
-        if (lane == 0) *counts = 0;
+        write_list(list, counts, (list_row + i) * kv_heads + kv_head, lane, -1, 0);
         return;
     }
     const uint own = CAUSAL ? (i + kv_len - q_len) / LEAF : n_leaves - 1; /* the last visible leaf */
@@ -127,13 +130,13 @@ select_pisa(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_
                     score = lane == m ? x : score;
                 }
             }
-            const uint key = lane < e ? order_key(score) : 0;
+            const uint self = work_item_again() & 31, key = self < e ? order_key(score) : 0;
             uint rank = 0;
             for (uint j = 0; j < e; j++) {
                 const uint other = shuffle(key, j);
-                rank += other > key || (other == key && j < lane);
+                rank += other > key || (other == key && j < self);
             }
-            const uint winners = ballot(lane < e && rank < room);
+            const uint winners = ballot(self < e && rank < room);
             keep = valid && (forced || winners >> place & 1);
         }
         const uint mask = ballot(keep);
@@ -143,6 +146,7 @@ select_pisa(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong q_
         node = board[warp][lane];
         warp_fence();
     }
-    if (lane < TOPK) list[lane] = lane < n ? (int)node : -1;
-    if (lane == 0) *counts = (int)n;
+    /* Where this is to go is asked again, since registers held from the start on would be spilled. */
+    const uint row = work_group_again() * WARPS + (work_item_again() >> 5);
+    write_list(list, counts, (list_row + row) * kv_heads + kv_head, lane, lane < n ? (int)node : -1, n);
 }
