@@ -134,20 +134,28 @@ inline void add_values(lanes *sums, __local const lanes *p, __local const float4
         sums[d] = sum[d];
 }
 
-#if SINK
-/* Joins the sink's logit to the maximum and sum of the rows that have keys; empty rows stay empty. Returns what
- * the row's values are to be multiplied with. */
-inline lanes sink_join(__local lanes *part, lanes logit, lanes_int has_keys, uint lid, uint row_group,
-                       lanes *row_max, lanes *row_sum)
+#if SOFTCAP
+/* softcap tanh(s / softcap), by way of the item's own places in p_tile: tanh is long, and written out for every
+ * key it takes so many registers that others go to memory. */
+inline void cap_logits(lanes *s, __local lanes *own, float softcap)
 {
-    lanes keys = 0.0f;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    part[lid] = has_keys ? (lanes)(1.0f) : (lanes)(0.0f);
-    barrier(CLK_LOCAL_MEM_FENCE);
+#pragma unroll
+    for (uint j = 0; j < ITEM_KEYS; j++)
+        own[j * KEY_GROUPS * ROW_GROUPS] = s[j];
 #pragma unroll 1
-    for (uint g = 0; g < KEY_GROUPS; g++)
-        keys += part[g * ROW_GROUPS + row_group];
-    logit = keys > (lanes)(0.0f) ? logit : (lanes)(-INFINITY);
+    for (uint j = 0; j < ITEM_KEYS; j++)
+        own[j * KEY_GROUPS * ROW_GROUPS] = softcap * tanh(own[j * KEY_GROUPS * ROW_GROUPS] / softcap);
+#pragma unroll
+    for (uint j = 0; j < ITEM_KEYS; j++)
+        s[j] = own[j * KEY_GROUPS * ROW_GROUPS];
+}
+#endif
+
+#if SINK
+/* Joins the sink's logit to the maximum and sum of a row. Returns what the row's values are to be multiplied
+ * with. */
+inline lanes sink_join(lanes logit, lanes *row_max, lanes *row_sum)
+{
     lanes most = lanes_most(*row_max, logit), base = lanes_base(most), factor = exp(*row_max - base);
     *row_sum = *row_sum * factor + exp(logit - base);
     *row_max = most;
@@ -177,12 +185,12 @@ attention_forward(__global const element *restrict q, __global const kv_element 
     __local lanes_int seen[ROW_GROUPS], limit[ROW_GROUPS]; /* keys that a row sees at all, and in this block */
     __local int next[TOKENS], cursor[TOKENS];
     __local int odd; /* the value tile has a NaN or an infinity */
+    __local long out_first, lse_first; /* of the first row: needed last, so not kept in registers */
 #if WINDOW
     __local lanes_int seen_from[ROW_GROUPS], from[ROW_GROUPS]; /* keys before these are not seen */
 #endif
 #if SINK
-    __local lanes sink_tile[ROW_GROUPS];
-    lanes_int has_keys = 0;
+    __local lanes sink_tile[ROW_GROUPS]; /* -infinity where the row has seen no key: empty rows stay empty */
 #endif
 #if BIAS
     __local lanes bias_tile[ROW_GROUPS]; /* of the block */
@@ -247,6 +255,10 @@ attention_forward(__global const element *restrict q, __global const kv_element 
     list.blocks = (uint)option[OPTION_BLOCKS];
 #endif
 
+    if (lid == 0) {
+        out_first = sequence[SEQUENCE_OUT] + (long)token * out_len_stride + (long)head * out_head_stride;
+        lse_first = sequence[SEQUENCE_LSE] + (long)token * lse_len_stride + (long)head * lse_head_stride;
+    }
 #pragma unroll 1
     for (uint e = lid; e < ROWS * DIM_PADDED; e += ITEMS) {
         uint row = e / DIM_PADDED, d = e - row * DIM_PADDED, t = row / HEADS, h = row - t * HEADS;
@@ -266,7 +278,7 @@ attention_forward(__global const element *restrict q, __global const kv_element 
         ((__local int *)seen_from)[row] = keys.x;
 #endif
 #if SINK
-        ((__local float *)sink_tile)[row] = is_row ? sink[sink_first + (head + h) * sink_stride] : 0.0f;
+        ((__local float *)sink_tile)[row] = -INFINITY;
 #endif
 #if MASK
         for (uint side = 0; side < 6; side++)
@@ -315,6 +327,14 @@ attention_forward(__global const element *restrict q, __global const kv_element 
 #if WINDOW
             ((__local int *)from)[row] = ((__local int *)seen_from)[row] - (int)key;
 #endif
+#if SINK /* which comes without element masks */
+            int end = min(((__local int *)limit)[row], (int)KEYS);
+#if WINDOW
+            end -= max(((__local int *)from)[row], 0);
+#endif
+            const uint sink_head = head + row - row / HEADS * HEADS;
+            if (end > 0) ((__local float *)sink_tile)[row] = sink[sink_first + sink_head * sink_stride];
+#endif
 #if BIAS
             uint h = min(row - row / HEADS * HEADS, heads - 1),
                  bias_block = has_lists ? block : key / BIAS_BLOCK;
@@ -332,13 +352,13 @@ attention_forward(__global const element *restrict q, __global const kv_element 
 
         lanes s[ITEM_KEYS], most = -INFINITY;
         tile_logits(q_tile, key_tile, row_group, key_group, s);
+#if SOFTCAP
+        cap_logits(s, p_tile + key_group * ROW_GROUPS + row_group, softcap);
+#endif
 #pragma unroll
         for (uint j = 0; j < ITEM_KEYS; j++) {
             const uint in_tile = j * KEY_GROUPS + key_group;
             lanes_int visible = (lanes_int)((int)in_tile) < limit[row_group];
-#if SOFTCAP
-            s[j] = softcap * tanh(s[j] / softcap);
-#endif
 #if BIAS
             s[j] += bias_tile[row_group];
 #endif
@@ -348,9 +368,6 @@ attention_forward(__global const element *restrict q, __global const kv_element 
 #if MASK
             if (any_cut)
                 visible &= whole[row_group] | in_window(coordinates + in_tile * 3, window_tile + row_group);
-#endif
-#if SINK
-            has_keys |= visible;
 #endif
             s[j] = visible ? s[j] : (lanes)(-INFINITY);
             most = lanes_most(most, s[j]);
@@ -406,7 +423,7 @@ attention_forward(__global const element *restrict q, __global const kv_element 
         row_sum += part[g * ROW_GROUPS + row_group];
         /* Not "> 0": a NaN must reach the output. */
 #if SINK
-    lanes factor = sink_join(part, sink_tile[row_group], has_keys, lid, row_group, &row_max, &row_sum);
+    lanes factor = sink_join(sink_tile[row_group], &row_max, &row_sum);
     lanes inverse = row_sum == (lanes)(0.0f) ? (lanes)(0.0f) : factor / row_sum;
 #else
     lanes inverse = row_sum == (lanes)(0.0f) ? (lanes)(0.0f) : (lanes)(1.0f) / row_sum;
@@ -421,14 +438,13 @@ attention_forward(__global const element *restrict q, __global const kv_element 
     for (uint e = lid; e < ROWS * DIM_V; e += ITEMS) {
         uint row = e / DIM_V, d = e - row * DIM_V, t = row / HEADS, h = row - t * HEADS;
         if (t < tokens && h < heads)
-            STORE(((__local float *)q_tile)[d * ROWS + row], out + sequence[SEQUENCE_OUT] +
-                                                                 (long)(token + t) * out_len_stride +
-                                                                 (long)(head + h) * out_head_stride + d);
+            STORE(((__local float *)q_tile)[d * ROWS + row],
+                  out + out_first + (long)t * out_len_stride + (long)h * out_head_stride + d);
     }
     for (uint row = lid; has_lse && row < ROWS; row += ITEMS) {
         uint t = row / HEADS, h = row - t * HEADS;
         if (t < tokens && h < heads)
-            lse[sequence[SEQUENCE_LSE] + (long)(token + t) * lse_len_stride +
-                (long)(head + h) * lse_head_stride] = ((__local float *)p_tile)[row];
+            lse[lse_first + (long)t * lse_len_stride + (long)h * lse_head_stride] =
+                ((__local float *)p_tile)[row];
     }
 }

@@ -67,6 +67,7 @@ struct shared {
     int kept[CANDIDATES];
     ushort todo[CANDIDATES]; /* candidates that are not forced */
     uchar forced[CANDIDATES], keep[CANDIDATES];
+    ulong list; /* where the result goes: it would be spilled, being needed last */
 #if HEADS_LOCAL
     float heads[GROUP * CANDIDATES];
 #endif
@@ -424,7 +425,8 @@ select_robust(__global const element *restrict q, __global const kv_element *res
     const ulong local_unit = unit - (ulong)sequence[SEQUENCE_UNIT];
     const uint kv_head = (uint)(local_unit / q_len), token = (uint)(local_unit - (ulong)kv_head * q_len);
     const long position = (long)token + (long)kv_len - (long)q_len;
-    const ulong list = ((ulong)sequence[SEQUENCE_LIST_ROW] + token) * kv_heads + kv_head;
+    if (get_local_id(0) == 0)
+        shared.list = ((ulong)sequence[SEQUENCE_LIST_ROW] + token) * kv_heads + kv_head;
     const long node = sequence[SEQUENCE_NODE] + (long)kv_head * sequence[SEQUENCE_NODES];
 #if !CACHE
     const ulong means_first = 0, bounds_first = 0, parts_first = 0;
@@ -473,6 +475,8 @@ select_robust(__global const element *restrict q, __global const kv_element *res
     __global float *heads = scratch + (ulong)get_group_id(0) * (GROUP * CANDIDATES);
     if (query.seen > 0) count = walk(&shared, heads, &query, &request);
 #endif
+    barrier(CLK_LOCAL_MEM_FENCE);
+    const ulong list = shared.list;
     for (uint n = query.lid; n < topk; n += ITEMS)
         indices[list * topk + n] = n < count ? shared.candidate[n] : -1;
     if (query.lid == 0) counts[list] = (int)count;

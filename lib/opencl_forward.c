@@ -42,7 +42,7 @@ static size_t local_bytes(const struct opencl_taste *taste, const struct problem
     int widest = MAX(columns, columns_v);
     size_t floats = (size_t)widest * (size_t)tile->rows + (size_t)(tile->keys * (widest + taste->pad)) +
                     (size_t)(tile->keys * tile->rows) + (size_t)(key_groups * tile->rows) +
-                    (size_t)(3 * tile->rows + 2 * shape->tokens);
+                    (size_t)(3 * tile->rows + 2 * shape->tokens + 6);
     if (opencl_has_options(problem, blocks)) floats += (size_t)(11 * tile->rows + 3 * tile->keys + 1);
     return floats * sizeof(float);
 }
