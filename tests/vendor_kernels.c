@@ -417,6 +417,33 @@ static void nvidia_shapes(clattn_context *context)
     }
 }
 
+/* The options that its paths take, alone and together, for lists of tokens and of query blocks. */
+static void nvidia_options_all(clattn_context *context)
+{
+    static const struct shape shapes[] = {
+        {"options, 128", CLATTN_FLOAT16, 512, 8192, 32, 8, 128, 128},
+        {"options, 64", CLATTN_BFLOAT16, 512, 8192, 16, 1, 64, 64},
+        {"options, wide", CLATTN_FLOAT16, 512, 8192, 8, 2, 256, 256},
+    };
+    enum { SOFTCAP = 1, WINDOW = 2, SINK = 4 };
+    static const int options[] = {WINDOW | SOFTCAP, WINDOW | SOFTCAP | SINK, SOFTCAP, WINDOW, SINK};
+    clattn_tensor sink = small_tensor(context, 1, 32);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int o = 0; o < (i == 0 ? 5 : 2); o++)
+            for (int q_block = 1; q_block <= 64; q_block *= 64) {
+                clattn_attention_desc attention = CLATTN_ATTENTION_DESC_INIT;
+                clattn_tensor own = sink;
+                own.heads = shapes[i].q_heads;
+                if (options[o] & SOFTCAP) attention.softcap = 30;
+                if (options[o] & WINDOW) attention.window = 300;
+                if (options[o] & SINK) attention.sink = &own;
+                clattn_blocks *blocks = lists_make(context, &shapes[i], q_block, NULL, 0);
+                attend(context, &shapes[i], &attention, blocks);
+                clattn_blocks_release(context, blocks);
+            }
+    clattn_tensor_release(context, &sink);
+}
+
 /* The matrix tier of NVIDIA cards. Nothing is computed here, so that no path passes its self-test; but for that
  * each is built for each shape. In a second round all are said to have passed. */
 static void nvidia_kernels(void)
@@ -440,6 +467,7 @@ static void nvidia_kernels(void)
         attend_all(context);
         select_all(context);
         nvidia_shapes(context);
+        nvidia_options_all(context);
         decode_all(context);
         for (struct nvidia_verdict *verdict = nvidia->verdicts; verdict; verdict = verdict->next) {
             verdict->works = true;
