@@ -21,12 +21,16 @@
  *
  * Macros: those of attention_inverted.cl.
  */
-/* o += P V, as add_values, with the weights' lost parts. */
-static inline void add_values_exactly(float4 *o, const float4 *s, uint values, uint lane)
+/* o += P V, as add_values, with the weights' lost parts; s is used up. */
+static inline void add_values_exactly(float4 *o, float4 *s, uint values, uint lane)
 {
+#if V_TILES > 8 /* 16 keys at a time: for the parts of others there are no registers */
+#pragma unroll 1
+#else
 #pragma unroll
+#endif
     for (uint k = 0; k < 4; k++) {
-        const uint4 p = weights_of(s, k), lost = lost_weights_of(s, k);
+        const uint4 p = weights_of(s, 0), lost = lost_weights_of(s, 0);
         const uint row = 16 * k + (lane & 15);
 #pragma unroll
         for (uint n = 0; n < V_TILES; n++) {
@@ -36,6 +40,9 @@ static inline void add_values_exactly(float4 *o, const float4 *s, uint values, u
             mma(&o[2 * n], lost.x, lost.y, lost.z, lost.w, b.x, b.y);
             mma(&o[2 * n + 1], lost.x, lost.y, lost.z, lost.w, b.z, b.w);
         }
+#pragma unroll
+        for (uint n = 0; n < 6; n++)
+            s[n] = s[n + 2];
     }
 }
 

@@ -12,9 +12,10 @@
 #define TOPK 0
 #endif
 #ifndef GROUPS
-#if K_STEPS <= 2 && V_TILES <= 4
+#define HAS_ROOM !(WINDOW && SOFTCAP) /* together they need registers of one work-group more */
+#if K_STEPS <= 2 && V_TILES <= 4 && HAS_ROOM
 #define GROUPS 5
-#elif K_STEPS <= 3 && V_TILES <= 6
+#elif (K_STEPS <= 2 && V_TILES <= 4) || (K_STEPS <= 3 && V_TILES <= 6 && HAS_ROOM)
 #define GROUPS 4
 #else
 #define GROUPS 3
@@ -120,12 +121,15 @@ attention_inverted(__global const ushort *q, ulong q_base, ulong q_len_stride, u
         }
         warpgroup_values_twice(o, p, lost, key_address + K_BYTES);
         sum = sum_quad(sum);
-        /* read anew, not kept: slot i * topk + j is place (i * kv_heads + kv_head) * topk + j */
-        const uint slot0 = pairs[row0 / GROUP], slot1 = pairs[row1 / GROUP];
+        /* read anew, not kept, as is where this item stands: slot i * topk + j is place
+         * (i * kv_heads + kv_head) * topk + j */
+        const uint again = work_item_again(), own0 = base + (again >> 5) * 16 + (again >> 2 & 7), own1 = own0 + 8;
+        const uint out0 = min(own0, last), out1 = min(own1, last);
+        const uint slot0 = pairs[out0 / GROUP], slot1 = pairs[out1 / GROUP];
         const ulong at0 =
-            (slot0 + ((ulong)(slot0 / topk) * (kv_heads - 1) + kv_head) * topk) * GROUP + row0 % GROUP;
+            (slot0 + ((ulong)(slot0 / topk) * (kv_heads - 1) + kv_head) * topk) * GROUP + out0 % GROUP;
         const ulong at1 =
-            (slot1 + ((ulong)(slot1 / topk) * (kv_heads - 1) + kv_head) * topk) * GROUP + row1 % GROUP;
-        store_partial(partial_out, partial_lse, o, top, sum, at0, at1, r + g <= last, r + g + 8 <= last, c);
+            (slot1 + ((ulong)(slot1 / topk) * (kv_heads - 1) + kv_head) * topk) * GROUP + out1 % GROUP;
+        store_partial(partial_out, partial_lse, o, top, sum, at0, at1, own0 <= last, own1 <= last, again & 3);
     }
 }
