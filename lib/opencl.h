@@ -59,7 +59,8 @@ enum opencl_quirk {
     OPENCL_QUIRK_LOCAL_UNLIMITED = 4, /* static local memory may exceed CL_DEVICE_LOCAL_MEM_SIZE */
     OPENCL_QUIRK_FP16_HIDDEN = 8,     /* half arithmetic works although cl_khr_fp16 is not listed */
     OPENCL_QUIRK_ONE_THREAD = 16,     /* threads that enqueue on one queue at the same time disturb its order */
-    OPENCL_QUIRK_NO_SUBGROUPS = 32    /* subgroup functions are listed and do not work */
+    OPENCL_QUIRK_NO_SUBGROUPS = 32,   /* subgroup functions are listed and do not work */
+    OPENCL_QUIRK_SHORT_VECTORS = 64   /* a CPU that makes vectors of work-items: long ones within them cost time */
 };
 
 /* How lanes of a subgroup exchange values, and how many there are; see opencl_subgroup.h. */

@@ -18,6 +18,7 @@ static const struct {
     {"group-report", OPENCL_QUIRK_GROUP_REPORT},       {"local-doubled", OPENCL_QUIRK_LOCAL_DOUBLED},
     {"local-unlimited", OPENCL_QUIRK_LOCAL_UNLIMITED}, {"fp16-hidden", OPENCL_QUIRK_FP16_HIDDEN},
     {"one-thread", OPENCL_QUIRK_ONE_THREAD},           {"no-subgroups", OPENCL_QUIRK_NO_SUBGROUPS},
+    {"short-vectors", OPENCL_QUIRK_SHORT_VECTORS},
 };
 
 /* Where a file is being read. */

@@ -14,7 +14,8 @@ enum { ITEMS_MULTIPLE = 8, CPU_LANES = 16, INTEL_VENDOR = 0x8086 };
 
 static struct opencl_taste default_taste(const struct opencl_device *device, clattn_dtype dtype)
 {
-    bool is_cpu = (device->type & CL_DEVICE_TYPE_CPU) && !(device->type & CL_DEVICE_TYPE_GPU);
+    bool is_cpu = (device->type & CL_DEVICE_TYPE_CPU) && !(device->type & CL_DEVICE_TYPE_GPU) &&
+                  !(device->quirks & OPENCL_QUIRK_SHORT_VECTORS);
     struct opencl_taste taste = {.items = (int)MIN(device->group_max, 256)};
     if (is_cpu) { /* a vector of rows is a vector register; local memory is cache */
         taste.lanes = CPU_LANES;
