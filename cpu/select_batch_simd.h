@@ -60,14 +60,15 @@ struct batch {
     int64_t *cursor;                 /* [rows] flat: next entry of each row */
     bool rough;                      /* leaves get rough scores first: see select_rough_simd.h */
 #if defined(SIMD_WORD_DOTS)
-    int32_t *words, *joined_words;  /* as q and joined: [..][pair of d][WIDTH] */
-    float *word_step, *joined_step; /* [rows][vector][WIDTH], [VECTORS_MAX][WIDTH] */
-    struct word_row *word_row;      /* [rows] */
-    int16_t *leaf_words;            /* [RUN_ROWS][word_stride(dim)] keys of a leaf */
-    bool flat, rough_levels;        /* inner levels too: see select_rough_levels_simd.h */
-    int16_t *mean_words;            /* [mean][word_stride(dim)] of all levels */
-    struct word_leaf *mean;         /* [mean] */
-    int64_t mean_first[64];         /* [level] */
+    int32_t *words, *joined_words;   /* as q and joined: [..][pair of d][WIDTH] */
+    float *word_step, *joined_step;  /* [rows][vector][WIDTH], [VECTORS_MAX][WIDTH] */
+    struct word_row *word_row;       /* [rows] */
+    int16_t *leaf_words;             /* [RUN_ROWS][word_stride(dim)] keys of a leaf */
+    bool flat, rough_levels;         /* inner levels too: see select_rough_levels_simd.h */
+    int16_t *mean_words;             /* [mean][word_stride(dim)] of all levels */
+    struct word_leaf *mean;          /* [mean] */
+    int64_t rough_nodes, rough_open; /* scored there, and of these how many needed the exact way */
+    int64_t mean_first[64];          /* [level] */
 #endif
 };
 

@@ -59,8 +59,7 @@ static void score_pairs(const struct batch *batch, const struct walk *walk,
 #include "select_rough_levels_simd.h"
 
 /* Keeps the best nodes of a row at an inner level. */
-static void row_choose(const struct batch *batch, struct walk *walk, const struct walk_children *children,
-                       int level)
+static void row_choose(struct batch *batch, struct walk *walk, const struct walk_children *children, int level)
 {
     if (!rough_pairs_score(batch, walk, children, level))
         score_pairs(batch, walk, children, walk->scored, walk->scored_count, walk->score);
@@ -357,7 +356,7 @@ static void batch_leaf_level(struct batch *batch)
     for (int32_t r = 0; r < batch->rows; r++)
         memset(batch->walk[r].open, true, (size_t)batch->walk[r].scored_count * sizeof(bool));
 #if defined(SIMD_WORD_DOTS)
-    if (batch->rough) {
+    if (batch->rough && !rough_fails(batch)) {
         score_open(batch, &children, rough_leaf);
         for (int32_t r = 0; r < batch->rows; r++)
             if (batch->walk[r].scored_count) rough_decide(&batch->walk[r], 1);

@@ -63,8 +63,15 @@ static void rough_pairs_errors(const struct batch *batch, struct walk *walk, con
     }
 }
 
+/* Where scores are equal or nearly so, no bound decides, and the rough way is a detour. */
+static bool rough_fails(const struct batch *batch)
+{
+    enum { ENOUGH = 1000 };
+    return batch->rough_nodes > ENOUGH && 2 * batch->rough_open > batch->rough_nodes;
+}
+
 /* Exact scores of the nodes that are open. */
-static void score_open_pairs(const struct batch *batch, struct walk *walk, const struct walk_children *children)
+static void score_open_pairs(struct batch *batch, struct walk *walk, const struct walk_children *children)
 {
     int64_t nodes[PAIRS_MAX], entry[PAIRS_MAX], count = 0;
     double score[PAIRS_MAX];
@@ -73,6 +80,8 @@ static void score_open_pairs(const struct batch *batch, struct walk *walk, const
         entry[count] = n;
         count += walk->open[n];
     }
+    batch->rough_nodes += walk->scored_count;
+    batch->rough_open += count;
     if (count == 0) return;
     score_pairs(batch, walk, children, nodes, count, score);
     for (int64_t n = 0; n < count; n++)
@@ -80,14 +89,15 @@ static void score_open_pairs(const struct batch *batch, struct walk *walk, const
 }
 
 /* Rough scores, and exact ones where these decide; false: not here. */
-static bool rough_pairs_score(const struct batch *batch, struct walk *walk,
-                              const struct walk_children *children, int level)
+static bool rough_pairs_score(struct batch *batch, struct walk *walk, const struct walk_children *children,
+                              int level)
 {
     const struct problem *problem = batch->job->problem;
     int64_t row = walk - batch->walk, stride = word_stride(problem->dim), count = walk->scored_count;
     const int16_t *pair[PAIRS_MAX];
     float step[2 * PAIRS_MAX], factor = score_scale(CLATTN_SELECT_PISA, problem->scale);
-    if (!batch->rough_levels || !batch->word_row[row].usable || count >= PAIRS_MAX) return false;
+    if (!batch->rough_levels || !batch->word_row[row].usable || count >= PAIRS_MAX || rough_fails(batch))
+        return false;
     int64_t first = batch->mean_first[level - 1];
     struct word_vectors from = {.steps = word_steps(problem->dim)};
     for (int64_t n = 0; n < count; n++) {
@@ -132,8 +142,8 @@ static bool rough_prefetch(const struct batch *batch, const struct walk *walk, i
     return false;
 }
 
-static bool rough_pairs_score(const struct batch *batch, struct walk *walk,
-                              const struct walk_children *children, int level)
+static bool rough_pairs_score(struct batch *batch, struct walk *walk, const struct walk_children *children,
+                              int level)
 {
     (void)batch;
     (void)walk;
