@@ -5,8 +5,9 @@
 /* Rough logits by products of 16-bit words, with bounds of their errors: AVX-512 VNNI. One instruction does the
  * work of two multiply-adds. Included after simd_avx512.h and dot_vectors_simd.h.
  *
- *     q_h = step_h w_h + r_h,   k_c = step w_c + r_c        w: whole numbers, r: what rounding leaves
- *     logit[c][h] = scale step_h step (w_h . w_c),  off by at most  |scale| (|q_h| |r_c| + |r_h| |step w_c|)
+ *     q_h = step_h w_h + r_h,   k_c = center + step w_c + r_c     w: whole numbers, r: what rounding leaves
+ *     logit[c][h] = scale (step_h step (w_h . w_c) + q_h . center),
+ *                   off by at most  |scale| (|q_h| |r_c| + |r_h| |step w_c|)
  *
  * The last by Cauchy-Schwarz. Steps are such that no |w| exceeds WORD_NORM: neither does a sum overflow, by the
  * same inequality, nor an element. All keys of a leaf have one step.
@@ -46,24 +47,47 @@ static inline int32_t word_pair(int64_t p)
 
 /* ---- queries ---- */
 
-/* What the bounds need of a row: sums over its heads, and the greatest. */
+/* What the scores and bounds need of a row: sums over its heads, and the greatest. */
 struct word_row {
     double norms, rests, norm_max; /* |q_h|, |r_h| */
+    double shift;                  /* q_h . center */
     bool usable;
 };
 
+/* Keys of real models have elements that are far from zero in all of them; |k - center| is less than |k|. */
+struct word_center {
+    float at[256];
+    double norm;
+};
+
+/* The center `at` [dim]; NULL, or not finite: zero. */
+static inline void word_center_set(struct word_center *center, const float *at, int32_t dim)
+{
+    double square = 0;
+    for (int32_t d = 0; d < 256; d++) {
+        center->at[d] = at && d < dim ? at[d] : 0;
+        square += (double)center->at[d] * (double)center->at[d];
+    }
+    if (!(square < 1e30))
+        word_center_set(center, NULL, dim);
+    else
+        center->norm = sqrt(square);
+}
+
 /* One vector of a row, q [dim][WIDTH]: words [pair][lane][2], step [WIDTH]; what it adds to `row`. Norms within
  * 1e-10 .. 1e15 or 0 are usable: their squares and those of the rests are exact enough. */
-static inline void word_queries(const float *q, int32_t dim, int32_t *words, float *step, struct word_row *row)
+static inline void word_queries(const float *q, const struct word_center *center, int32_t dim, int32_t *words,
+                                float *step, struct word_row *row)
 {
     __m512 zero = _mm512_setzero_ps(), square = zero, squares[2] = {zero, zero}, most = zero,
-           rests[2] = {zero, zero};
+           rests[2] = {zero, zero}, shift = zero;
     for (int32_t d = 0; d < dim; d += 2) {
         UNROLL for (int32_t n = 0; n < 2; n++)
         {
             __m512 x = d + n < dim ? _mm512_loadu_ps(q + (d + n) * WIDTH) : zero;
             squares[n] = _mm512_fmadd_ps(x, x, squares[n]);
             most = _mm512_max_ps(_mm512_abs_ps(x), most);
+            shift = _mm512_fmadd_ps(x, _mm512_set1_ps(d + n < dim ? center->at[d + n] : 0), shift);
         }
     }
     square = _mm512_add_ps(squares[0], squares[1]);
@@ -91,6 +115,7 @@ static inline void word_queries(const float *q, int32_t dim, int32_t *words, flo
         _mm512_storeu_si512(words + p * WIDTH, _mm512_or_si512(pair[0], _mm512_slli_epi32(pair[1], 16)));
     }
     _mm512_storeu_ps(step, unit);
+    row->shift += vec_total(shift);
     row->norms += (double)_mm512_reduce_add_ps(norm);
     row->rests += (double)_mm512_reduce_add_ps(_mm512_sqrt_ps(_mm512_add_ps(rests[0], rests[1])));
     row->norm_max = MAX(row->norm_max, (double)_mm512_reduce_max_ps(norm));
@@ -100,19 +125,22 @@ static inline void word_queries(const float *q, int32_t dim, int32_t *words, flo
 
 struct word_leaf {
     float step;
-    double norm, rest; /* the greatest |k_c|, and a bound of |r_c| */
+    double norm, rest; /* the greatest |k_c - center|, and a bound of |r_c| */
 };
 
-/* Elements d .. d + WIDTH - 1 of a row, zero from dim on. */
-ALWAYS_INLINE __m512 word_load(const float *row, int32_t d, int32_t dim)
+/* Elements d .. d + WIDTH - 1 of a row less the center, zero from dim on; d < 256. */
+ALWAYS_INLINE __m512 word_load(const float *row, const struct word_center *center, int32_t d, int32_t dim)
 {
     int32_t left = dim - d;
-    if (left >= WIDTH) return _mm512_loadu_ps(row + d);
-    return _mm512_maskz_loadu_ps((__mmask16)((1u << MAX(left, 0)) - 1), row + d);
+    __m512 x = left >= WIDTH ? _mm512_loadu_ps(row + d)
+                             : _mm512_maskz_loadu_ps((__mmask16)((1u << MAX(left, 0)) - 1), row + d);
+    return _mm512_sub_ps(x, _mm512_loadu_ps(center->at + d));
 }
 
-/* Greatest |k_c|^2 and greatest magnitude; NaN or infinite when a key is. Several sums side by side. */
-static inline float word_squares(struct float_rows key, int64_t count, int32_t dim, float *most)
+/* Greatest |k_c - center|^2 and greatest magnitude; NaN or infinite when a key is. Several sums side by side.
+ */
+static inline float word_squares(struct float_rows key, const struct word_center *center, int64_t count,
+                                 int32_t dim, float *most)
 {
     enum { SIDE = 4 };
     __m512 range[SIDE];
@@ -125,7 +153,7 @@ static inline float word_squares(struct float_rows key, int64_t count, int32_t d
         for (int32_t d = 0; d < dim; d += SIDE * WIDTH) {
             UNROLL for (int n = 0; n < SIDE; n++)
             {
-                __m512 x = word_load(row, d + n * WIDTH, dim);
+                __m512 x = word_load(row, center, d + n * WIDTH, dim);
                 side[n] = _mm512_fmadd_ps(x, x, side[n]);
                 range[n] = _mm512_range_ps(range[n], x, 0xb); /* the greater magnitude */
             }
@@ -141,10 +169,10 @@ static inline float word_squares(struct float_rows key, int64_t count, int32_t d
 }
 
 /* words [count][word_stride(dim)] of keys; false: not usable, as above. */
-static inline bool word_keys(struct float_rows key, int64_t count, int32_t dim, int16_t *words,
-                             struct word_leaf *leaf)
+static inline bool word_keys(struct float_rows key, const struct word_center *center, int64_t count,
+                             int32_t dim, int16_t *words, struct word_leaf *leaf)
 {
-    float most, square = word_squares(key, count, dim, &most);
+    float most, square = word_squares(key, center, count, dim, &most);
     if (!(square >= 1e-20f && square <= 1e30f) && !(square == 0 && most == 0)) return false;
     float norm = sqrtf(square), step = MAX(norm * (1.0f / WORD_NORM), most * (1.0f / WORD_MAX));
     __m512 inverse = _mm512_set1_ps(step > 0 ? 1 / step : 0);
@@ -155,7 +183,7 @@ static inline bool word_keys(struct float_rows key, int64_t count, int32_t dim, 
         for (int32_t d = 0; d < dim; d += WORD_BLOCK, to += WORD_BLOCK) {
             __m512i half[2];
             for (int n = 0; n < 2; n++) {
-                __m512 x = _mm512_mul_ps(word_load(row, d + n * WIDTH, dim), inverse);
+                __m512 x = _mm512_mul_ps(word_load(row, center, d + n * WIDTH, dim), inverse);
                 half[n] = _mm512_cvt_roundps_epi32(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
             }
             _mm512_storeu_si512(to, _mm512_packs_epi32(half[0], half[1]));
@@ -166,11 +194,12 @@ static inline bool word_keys(struct float_rows key, int64_t count, int32_t dim, 
 
 /* How far the rough score of a row and a leaf, the sum over heads of logsumexp, may be from that of the exact
  * way: by the rests, by the roundings of either way, and for each head by exponentials and logarithms. */
-static inline double word_error(const struct word_row *row, const struct word_leaf *leaf, double scale,
-                                int32_t dim, int32_t heads, double by_sums)
+static inline double word_error(const struct word_row *row, const struct word_leaf *leaf,
+                                const struct word_center *center, double scale, int32_t dim, int32_t heads,
+                                double by_sums)
 {
     double rests = row->norms * leaf->rest + row->rests * (leaf->norm + leaf->rest);
-    double roundings = (dim + 32) * 0x1p-24 * row->norms * leaf->norm;
+    double roundings = (dim + 40) * 0x1p-24 * row->norms * (leaf->norm + 2 * center->norm);
     return 1.001 * fabs(scale) * (rests + roundings) + heads * by_sums;
 }
 

@@ -13,8 +13,8 @@ forward_tile_function forward_tile_avx512vnni;
 size_t forward_scratch_avx512vnni(const struct forward_job *job, int32_t rows, int32_t heads);
 
 /* The rough score of one row and one leaf, and the bound of its error, for tests: q [heads][dim], at most 16 of
- * them, k [count][dim], at most 128. false: there is none. */
+ * them, k [count][dim], at most 128, center [dim] or NULL. false: there is none. */
 bool rough_score_avx512vnni(const float *q, int32_t heads, const float *k, int64_t count, int32_t dim,
-                            float scale, double *score, double *error);
+                            float scale, const float *center, double *score, double *error);
 
 #endif

@@ -27,7 +27,7 @@ void select_rows_avx512vnni(const struct select_job *job, int64_t sequence, int3
 }
 
 bool rough_score_avx512vnni(const float *q, int32_t heads, const float *k, int64_t count, int32_t dim,
-                            float scale, double *score, double *error)
+                            float scale, const float *center, double *score, double *error)
 {
-    return rough_score_of(q, heads, k, count, dim, scale, score, error);
+    return rough_score_of(q, heads, k, count, dim, scale, center, score, error);
 }

@@ -67,6 +67,7 @@ struct batch {
     bool flat, rough_levels;         /* inner levels too: see select_rough_levels_simd.h */
     int16_t *mean_words;             /* [mean][word_stride(dim)] of all levels */
     struct word_leaf *mean;          /* [mean] */
+    struct word_center center;       /* of keys and means */
     int64_t rough_nodes, rough_open; /* scored there, and of these how many needed the exact way */
     int64_t mean_first[64];          /* [level] */
 #endif
@@ -213,8 +214,9 @@ static void row_begin(const struct batch *batch, int32_t r)
     const float *q = row_queries(batch, r);
     if (!batch->rough) return;
     for (int32_t v = 0; v < batch->vectors; v++)
-        word_queries(q + (int64_t)v * batch->job->problem->dim * WIDTH, batch->job->problem->dim,
-                     batch->words + (first + v) * words, batch->word_step + (first + v) * WIDTH, &row);
+        word_queries(q + (int64_t)v * batch->job->problem->dim * WIDTH, &batch->center,
+                     batch->job->problem->dim, batch->words + (first + v) * words,
+                     batch->word_step + (first + v) * WIDTH, &row);
     batch->word_row[r] = row;
 #endif
 }

@@ -14,20 +14,25 @@ static void rough_decide(struct walk *walk, int level)
         walk_decide(walk, level);
 }
 
-/* Means of levels 1 .. top - 1 in words; those of level l from batch->mean_first[l] on. */
+/* The center, which is the mean of all keys, and the means of levels 1 .. top - 1 in words; those of level l
+ * from batch->mean_first[l] on. */
 static void rough_means(struct batch *batch, int top)
 {
     enum { MEANS_A_ROW = 16 }; /* that may be converted for each row */
     int64_t kv_len = batch->sequence->kv_len, total = 0;
     int32_t dim = batch->job->problem->dim, leaf = batch->job->select->leaf;
     const struct walk *walk = batch->walk;
+    if (batch->rough) {
+        int64_t root = walk->means ? level_first(walk->room, leaf, level_count(kv_len, leaf)) : 0;
+        word_center_set(&batch->center, walk->means ? walk->means + root * dim : NULL, dim);
+    }
     batch->rough_levels = batch->rough && top > 1 && !batch->flat &&
                           level_first(kv_len, leaf, top) <= (int64_t)batch->rows * MEANS_A_ROW;
     for (int level = 1; level < top && batch->rough_levels; level++) {
         const float *means = walk->means + level_first(walk->room, leaf, level) * dim;
         batch->mean_first[level] = total;
         for (int64_t n = 0; n < level_nodes(kv_len, leaf, level); n++, total++)
-            if (!word_keys((struct float_rows){means + n * dim, dim}, 1, dim,
+            if (!word_keys((struct float_rows){means + n * dim, dim}, &batch->center, 1, dim,
                            batch->mean_words + total * word_stride(dim), &batch->mean[total]))
                 batch->mean[total] = (struct word_leaf){NAN, NAN, NAN};
     }
@@ -56,7 +61,8 @@ static void rough_pairs_errors(const struct batch *batch, struct walk *walk, con
         const struct word_leaf *one = &mean[2 * walk->scored[n]];
         const struct word_leaf *other = one + (2 * walk->scored[n] + 1 < children);
         struct word_leaf most = {0, MAX(one->norm, other->norm), MAX(one->rest, other->rest)};
-        double error = word_error(row, &most, (double)problem->scale, problem->dim, problem->group, 1e-5);
+        double error =
+            word_error(row, &most, &batch->center, (double)problem->scale, problem->dim, problem->group, 1e-5);
         bool usable = isfinite(one->norm + other->norm) && unit * most.norm < ROUGH_LOGIT;
         if (!usable) walk->score[n] = 0;
         walk->error[n] = usable ? (float)error * 1.000001f : INFINITY;
@@ -105,7 +111,7 @@ static bool rough_pairs_score(struct batch *batch, struct walk *walk, const stru
         pair[n] = batch->mean_words + child * stride;
         step[2 * n] = batch->mean[child].step;
         step[2 * n + 1] = batch->mean[child + 1].step;
-        walk->score[n] = 0;
+        walk->score[n] = (double)problem->scale * batch->word_row[row].shift;
     }
     for (int v = 0, vectors; v < batch->vectors; v += vectors) {
         vectors = MIN(2, batch->vectors - v);

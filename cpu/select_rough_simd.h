@@ -116,9 +116,11 @@ static void rough_errors(const struct rough_leaf *leaf, const struct visit *visi
     const struct problem *problem = leaf->batch->job->problem;
     for (int64_t n = 0; n < visits; n++) {
         const struct word_row *row = &leaf->batch->word_row[visit[n].row];
-        double error = word_error(row, &leaf->key, (double)problem->scale, problem->dim, problem->group, 1e-4);
+        double error = word_error(row, &leaf->key, &leaf->batch->center, (double)problem->scale, problem->dim,
+                                  problem->group, 1e-4);
         bool usable = row->usable && leaf->unit * row->norm_max < ROUGH_LOGIT;
-        if (!usable) *visit_score(leaf->batch, &visit[n]) = 0;
+        double *score = visit_score(leaf->batch, &visit[n]);
+        *score = usable ? *score + (double)problem->scale * row->shift : 0;
         *visit_error(leaf->batch, &visit[n]) = usable ? (float)error * 1.000001f : INFINITY;
     }
 }
@@ -131,8 +133,8 @@ static void rough_leaf(const struct batch *batch, const struct walk_children *ch
     struct rough_leaf leaf = {.batch = batch, .from.steps = word_steps(problem->dim)};
     bool usable = visits >= ROUGH_VISITS;
     leaf.keys = MIN(children->width, children->rows - visit->node * children->width);
-    usable = usable && word_keys(leaf_keys(batch, children, visit->node, leaf.keys), leaf.keys, problem->dim,
-                                 batch->leaf_words, &leaf.key);
+    usable = usable && word_keys(leaf_keys(batch, children, visit->node, leaf.keys), &batch->center, leaf.keys,
+                                 problem->dim, batch->leaf_words, &leaf.key);
     float scale = score_scale(CLATTN_SELECT_PISA, problem->scale);
     leaf.factor = scale * leaf.key.step;
     leaf.unit = 1.01 * fabs((double)scale) * leaf.key.norm;
@@ -156,25 +158,27 @@ static void rough_leaf(const struct batch *batch, const struct walk_children *ch
 /* The rough score of one row and one leaf, and the bound of its error, for tests: q [heads][dim], at most WIDTH
  * of them, k [count][dim], at most RUN_ROWS. false: not usable. */
 static bool rough_score_of(const float *q, int32_t heads, const float *k, int64_t count, int32_t dim,
-                           float scale, double *score, double *error)
+                           float scale, const float *center_at, double *score, double *error)
 {
     static float packed[256 * WIDTH], step[WIDTH], logits[RUN_ROWS * WIDTH];
     static int32_t words[256 / 2 * WIDTH];
     static int16_t keys[RUN_ROWS * (256 + 32)];
     struct word_row row = {.usable = true};
+    struct word_center center;
     struct word_leaf leaf;
     struct line_walk ahead = {0};
+    word_center_set(&center, center_at, dim);
     for (int64_t i = 0; i < (int64_t)dim * WIDTH; i++)
         packed[i] = i % WIDTH < heads ? q[i % WIDTH * dim + i / WIDTH] : 0;
-    word_queries(packed, dim, words, step, &row);
-    if (!row.usable || !word_keys((struct float_rows){k, dim}, count, dim, keys, &leaf)) return false;
+    word_queries(packed, &center, dim, words, step, &row);
+    if (!row.usable || !word_keys((struct float_rows){k, dim}, &center, count, dim, keys, &leaf)) return false;
     float factor = score_scale(CLATTN_SELECT_PISA, scale) * leaf.step;
     double most = 1.01 * fabs((double)score_scale(CLATTN_SELECT_PISA, scale)) * leaf.norm * row.norm_max;
     struct word_vectors from = {.q = {words}, .steps = word_steps(dim)};
     from.factor[0] = vec_mul(vec_load(step), vec_set(factor));
     dot_words(&from, 1, keys, word_stride(dim), count, logits, RUN_ROWS, &ahead, 1);
-    *score = rough_score(logits, count, heads, most);
-    *error = word_error(&row, &leaf, (double)scale, dim, heads, 1e-4);
+    *score = rough_score(logits, count, heads, most) + (double)scale * row.shift;
+    *error = word_error(&row, &leaf, &center, (double)scale, dim, heads, 1e-4);
     return isfinite(factor) && most < ROUGH_LOGIT;
 }
 
