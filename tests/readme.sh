@@ -134,6 +134,24 @@ while read line; do # without -r: a backslash at a line's end joins it with the 
     *) fail "this command is not tested: $line" ;;
     esac
 done < "$work/commands"
+
+# ---- commands within the text: subcommands that are there, and the two with options, in a small form
+grep -o '`clattn [a-z][^`]*`' "$readme" | tr -d '`' | sort -u > "$work/commands"
+while read -r line; do
+    case $line in
+    'clattn bench --suite selection-scaling --json | clattn compare'*)
+        ./clattn info --json > /dev/null 2>&1 || continue
+        command -v gnuplot > /dev/null || line=$(echo "$line" | sed 's/ --charts [a-z]*//')
+        run "$(echo "$line" | sed 's/ bench / bench --quick --backend cpu /')" "$work/data"
+        ;;
+    'clattn run --selector') ;; # the heading of the table, whose selectors were tried
+    'clattn '*' '*) fail "this command is not tested: $line" ;;
+    *) run "clattn help ${line#clattn }" "$work/data" ;;
+    esac
+done < "$work/commands"
+line=$(grep -o '`--layout-dims [^`]*`' "$readme" | tr -d '`')
+[ -n "$line" ] || fail 'no neighborhood'
+run "clattn simulate $line" "$work/data"
 [ "$mode" != all ] || [ -n "$(find "$work/installed" -name clattn.h)" ] || fail 'make install'
 echo "$commands commands"
 [ $commands -gt 3 ] || fail 'no commands'
