@@ -122,9 +122,9 @@ static struct case_data case_new(int64_t len, int kv_heads, int group, int dim, 
 
 static void case_free(struct case_data *c)
 {
-    clattn_tensor *const tensors[] = {&c->q,    &c->k,  &c->v,  &c->out, &c->lse,
-                                      &c->dout, &c->dq, &c->dk, &c->dv,  &c->sink};
-    for (int i = 0; i < 10; i++)
+    clattn_tensor *const tensors[] = {&c->q,  &c->k,  &c->v,  &c->out,  &c->lse,  &c->dout,
+                                      &c->dq, &c->dk, &c->dv, &c->sink, &c->dsink};
+    for (int i = 0; i < 11; i++)
         if (tensors[i]->data) clattn_tensor_release(bench.context, tensors[i]);
     clattn_blocks_release(bench.context, c->blocks);
     clattn_pyramid_release(bench.context, c->pyramid);
@@ -236,8 +236,9 @@ static clattn_status run_backward(struct case_data *c, const clattn_sync *sync)
     gradients.dq = &c->dq;
     gradients.dk = &c->dk;
     gradients.dv = &c->dv;
-    return clattn_attention_backward(bench.context, NULL, &c->q, &c->k, &c->v, c->blocks, &c->out, &c->lse,
-                                     &gradients, sync);
+    gradients.dsink = c->attention.sink ? &c->dsink : NULL;
+    return clattn_attention_backward(bench.context, &c->attention, &c->q, &c->k, &c->v, c->blocks, &c->out,
+                                     &c->lse, &gradients, sync);
 }
 
 static clattn_status run_decode(struct case_data *c, const clattn_sync *sync)
@@ -355,6 +356,11 @@ static const struct option_row {
     {{"PISA lists, correlated, sink, 64K", 0, 0, 65536, 1, 16, 128, 8, 0.5f, SELECTED}, 0, 0, true},
     {{"PISA lists, correlated, all options, 64K", 0, 0, 65536, 1, 16, 128, 8, 0.5f, SELECTED}, 16384, 50, true},
     {{"log-stride, blocks of 128, sink, 64K", 0, 0, 65536, 1, 16, 128, 0, 0, STRIDES}, 0, 0, true},
+    {{"backward, all keys, window 4096, 64K", 0, 0, 65536, 1, 16, 128, 0, 0, DENSE_GRADIENTS}, 4096, 0, false},
+    {{"backward, window 128, sink, 64 heads on 8, 64K", 0, 0, 65536, 8, 8, 64, 0, 0, DENSE_GRADIENTS},
+     128,
+     0,
+     true},
     {{"log-stride, blocks of 128, window 16K, 64K", 0, 0, 65536, 1, 16, 128, 0, 0, STRIDES}, 16384, 0, false},
 };
 
@@ -423,6 +429,7 @@ static void run_row(const struct row *row, const struct option_row *options)
         c.dq = make(c.len, c.kv_heads * c.group, c.dim, 0, 0);
         c.dk = make(c.len, c.kv_heads, c.dim, 0, 0);
         c.dv = make(c.len, c.kv_heads, c.dim, 0, 0);
+        c.dsink = make(1, c.kv_heads * c.group, 1, 0, 0);
     }
     check_row(row, &c, verdict, sizeof verdict);
     printf("%-45s ", row->name);

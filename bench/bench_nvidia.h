@@ -29,7 +29,7 @@ struct case_data {
     clattn_selector selector; /* of lists that are chosen */
     int32_t *lists; /* [len / q_block][list_heads][topk] */
     clattn_attention_desc attention; /* its options: window, softcap, sink */
-    clattn_tensor q, k, v, out, lse, dout, dq, dk, dv, sink;
+    clattn_tensor q, k, v, out, lse, dout, dq, dk, dv, sink, dsink;
     clattn_blocks *blocks;
     clattn_pyramid *pyramid;
     clattn_cache *cache; /* with len tokens, after the steps of decode_last */

@@ -54,6 +54,12 @@ static bool has_block(const struct case_data *c, int64_t row, int kv_head, int64
     return false;
 }
 
+/* Is key x <= i within the row's window? */
+static bool sees(const struct case_data *c, int64_t i, int64_t x)
+{
+    return !c->attention.window || x > i - c->attention.window;
+}
+
 /* ---- lists ---- */
 
 /* The lists of the last rows against those that the CPU chooses; keeps all lists in c->lists. */
@@ -105,14 +111,16 @@ static double forward_row(const struct case_data *c, const struct host *h, int64
 {
     int kv_head = head / c->group, heads = c->kv_heads * c->group;
     const uint16_t *q = h->q + (i * heads + head) * c->dim;
-    double *z = malloc((size_t)(i + 1) * sizeof *z), most = h->sink ? (double)h->sink[head] : -INFINITY, sum = 0;
+    double *z = malloc((size_t)(i + 1) * sizeof *z), most = h->sink ? (double)h->sink[head] : -INFINITY,
+           sum = 0;
     double cap = (double)c->attention.softcap;
     memset(acc, 0, (size_t)c->dim * sizeof *acc);
     for (int64_t block = 0; block <= i / 64; block++) {
         bool is_listed = has_block(c, i, kv_head, block);
         for (int64_t x = block * 64; x <= i && x < block * 64 + 64; x++) {
-            bool is_seen = is_listed && (!c->attention.window || x > i - c->attention.window);
-            z[x] = is_seen ? dot(q, h->k + (x * c->kv_heads + kv_head) * c->dim, c->dim) / sqrt(c->dim) : -INFINITY;
+            bool is_seen = is_listed && sees(c, i, x);
+            z[x] = is_seen ? dot(q, h->k + (x * c->kv_heads + kv_head) * c->dim, c->dim) / sqrt(c->dim)
+                           : -INFINITY;
             if (is_seen && cap > 0) z[x] = cap * tanh(z[x] / cap);
             most = fmax(most, z[x]);
         }
@@ -216,7 +224,7 @@ bool check_backward(const struct bench *bench, struct case_data *c, char *verdic
         int64_t i = sample(c->len, n, heads, &head);
         memset(a, 0, sizeof a);
         for (int64_t x = 0; x <= i; x++)
-            if (has_block(c, i, head / c->group, x / 64)) {
+            if (sees(c, i, x) && has_block(c, i, head / c->group, x / 64)) {
                 weight(c, &h, dout, i, head, x, &ds);
                 add(a, scale * ds, h.k + (x * c->kv_heads + head / c->group) * c->dim, c->dim);
             }
@@ -229,7 +237,7 @@ bool check_backward(const struct bench *bench, struct case_data *c, char *verdic
         memset(b, 0, sizeof b);
         for (int64_t i = x; i < c->len; i++)
             for (int head = kv_head * c->group;
-                 has_block(c, i, kv_head, x / 64) && head < (kv_head + 1) * c->group; head++) {
+                 sees(c, i, x) && has_block(c, i, kv_head, x / 64) && head < (kv_head + 1) * c->group; head++) {
                 double p = weight(c, &h, dout, i, head, x, &ds);
                 add(a, scale * ds, h.q + (i * heads + head) * c->dim, c->dim);
                 add(b, p, dout + (i * heads + head) * c->dim, c->dim);

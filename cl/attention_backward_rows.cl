@@ -7,6 +7,9 @@
 /* 16-byte piece `chunk` of `row`: core matrices of eight rows, chunks side by side */
 #define CORE(chunks, row, chunk) (((row) / 8 * (chunks) + (chunk)) * 8 + (row) % 8)
 
+/* Is a key or column among those from `begin` on and before `end`? */
+#define SEES(key, begin, end) ((!WINDOW || (key) >= (begin)) && (key) < (end))
+
 /* 16-byte pieces of a row into core matrices; zeros where it does not exist */
 static inline void stage_row(__local uint4 *to, __global const ushort *from, uint chunks, uint dim, uint row,
                              int exists, uint first, uint last)

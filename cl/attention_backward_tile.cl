@@ -43,7 +43,7 @@ backward_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong 
               __global const float *lse, ulong lse_base, __global const float *delta,
               __global const int *tile_list, ulong list_base, uint list_stride, uint list_head_stride,
               __global ushort *dq, ulong dq_base, ulong dq_len_stride, ulong dq_head_stride, uint q_len,
-              uint kv_len, uint list_length, uint q_block, uint tiles_per_list, float scale)
+              uint kv_len, uint list_length, uint q_block, uint tiles_per_list, float scale, float cap_scale, uint window)
 {
     __local uint4 keys[2][LEAF * K_CHUNKS] __attribute__((aligned(1024)));
     __local uint4 values[2][LEAF * V_CHUNKS] __attribute__((aligned(1024)));
@@ -69,16 +69,21 @@ backward_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong 
         stage_row(douts, dout + r / GROUP * dout_len_stride + r % GROUP * dout_head_stride, V_CHUNKS, DIM_V,
                   own, exists, half_row * (V_CHUNKS / 2), (half_row + 1) * (V_CHUNKS / 2));
     }
-    const int shift = (int)first_query + (int)kv_len - (int)q_len + 1;
+    const int position = (int)(first_query + kv_len - q_len); /* of the list's first query */
     const uint last = (min(first + ROWS_TILE, rows) - 1) / GROUP;
-    const int end =
-        CAUSAL ? min((int)kv_len, shift + (int)last) : (int)kv_len; /* keys that a row of this tile sees */
+    const int end = keys_end(position + (int)last, kv_len, window); /* of the keys that a row of this tile sees */
+    if (WINDOW) { /* the list begins where the tile's first query does */
+        const uint before =
+            entries_before(tile_list, list_length, keys_begin(position + (int)(first / GROUP), window), lane);
+        tile_list += before;
+        list_length -= before;
+    }
     const uint r0 = first + 16 * (t >> 5) + g, r1 = r0 + 8;
     const uint x0 = min(r0, rows - 1) / GROUP, x1 = min(r1, rows - 1) / GROUP; /* queries within the list */
     const ulong at0 = ((ulong)(first_query + x0) * kv_heads + kv_head) * GROUP + min(r0, rows - 1) % GROUP;
     const ulong at1 = ((ulong)(first_query + x1) * kv_heads + kv_head) * GROUP + min(r1, rows - 1) % GROUP;
-    const int end0 = CAUSAL ? min((int)kv_len, shift + (int)x0) : (int)kv_len;
-    const int end1 = CAUSAL ? min((int)kv_len, shift + (int)x1) : (int)kv_len;
+    const int begin0 = keys_begin(position + (int)x0, window), end0 = keys_end(position + (int)x0, kv_len, window);
+    const int begin1 = keys_begin(position + (int)x1, window), end1 = keys_end(position + (int)x1, kv_len, window);
     const float l0 = lse[lse_base + at0], l1 = lse[lse_base + at1], d0 = delta[at0], d1 = delta[at1];
     const float b0 = l0 == -INFINITY ? INFINITY : l0 * LOG2E, b1 = l1 == -INFINITY ? INFINITY : l1 * LOG2E;
     const float exponent = scale * LOG2E;
@@ -105,6 +110,7 @@ backward_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong 
         local_fence();
         barrier(CLK_LOCAL_MEM_FENCE);
         const uint key_address = local_address(keys[stage]), value_address = local_address(values[stage]);
+        const int n0 = begin0 - block * LEAF, n1 = begin1 - block * LEAF;
         const int m0 = end0 - block * LEAF, m1 = end1 - block * LEAF;
         float4 s[8];
         uint2 p2[8], ds2[8]; /* low: row g, high: row g + 8 */
@@ -112,10 +118,10 @@ backward_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong 
 #pragma unroll
         for (uint n = 0; n < 8; n++) {
             const int column = (int)(8 * n + 2 * c);
-            p2[n].x = pack2(column < m0 ? exp2_fast(fma(s[n].x, exponent, -b0)) : 0.0f,
-                            column + 1 < m0 ? exp2_fast(fma(s[n].y, exponent, -b0)) : 0.0f);
-            p2[n].y = pack2(column < m1 ? exp2_fast(fma(s[n].z, exponent, -b1)) : 0.0f,
-                            column + 1 < m1 ? exp2_fast(fma(s[n].w, exponent, -b1)) : 0.0f);
+            p2[n].x = pack2(SEES(column, n0, m0) ? exp2_fast(fma(s[n].x, exponent, -b0)) : 0.0f,
+                            SEES(column + 1, n0, m0) ? exp2_fast(fma(s[n].y, exponent, -b0)) : 0.0f);
+            p2[n].y = pack2(SEES(column, n1, m1) ? exp2_fast(fma(s[n].z, exponent, -b1)) : 0.0f,
+                            SEES(column + 1, n1, m1) ? exp2_fast(fma(s[n].w, exponent, -b1)) : 0.0f);
         }
         warpgroup_value_scores(s, dout_address, value_address);
 #pragma unroll

@@ -74,7 +74,7 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
                __global const float *lse, ulong lse_base, __global const float *delta,
                __global const uint *pairs, __global const uint *offset, __global const uint *tile_offset,
                __global uint4 *partial_dq, __global float *partial_dk, __global float *partial_dv, uint q_len,
-               uint kv_len, uint topk, uint n_blocks, uint max_tiles, float scale)
+               uint kv_len, uint topk, uint n_blocks, uint max_tiles, float scale, float cap_scale, uint window)
 {
     __local uint4 keys[LEAF * K_CHUNKS] __attribute__((aligned(1024)));
     __local uint4 values[LEAF * V_CHUNKS] __attribute__((aligned(1024)));
@@ -82,7 +82,7 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     __local uint4 douts[WARPGROUPS][2][64 * V_CHUNKS] __attribute__((aligned(1024)));
     __local uint gradient[WARPGROUPS][DQ ? 64 * 32 : 1] __attribute__((aligned(1024)));
     __local float row_lse[WARPGROUPS][2][64], row_delta[WARPGROUPS][2][64];
-    __local int row_limit[WARPGROUPS][2][64];
+    __local int row_limit[WARPGROUPS][2][64], row_begin[WARPGROUPS][2][WINDOW ? 64 : 1]; /* keys that a row sees */
     __local ulong row_place[WARPGROUPS][2][DQ ? 64 : 1];
     const uint t = (uint)get_local_id(0), group = t >> 7;
     const uint kv_head = (uint)get_group_id(1), kv_heads = (uint)get_num_groups(1),
@@ -142,7 +142,11 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
             if (half_row == 0) {
                 copy_async_4(local_address(&row_lse[mine][stage][row]), lse + at);
                 copy_async_4(local_address(&row_delta[mine][stage][row]), delta + at);
-                row_limit[mine][stage][row] = !exists ? 0 : CAUSAL ? min(valid, (int)i + shift) : valid;
+                const int end = CAUSAL   ? min(valid, (int)i + shift)
+                                : WINDOW ? min(valid, (int)i + shift - 1 + (int)window)
+                                         : valid;
+                row_limit[mine][stage][row] = exists ? end : 0;
+                if (WINDOW) row_begin[mine][stage][row] = (int)i + shift - (int)window;
                 if (DQ)
                     row_place[mine][stage][row] = (((ulong)i * kv_heads + kv_head) * topk + part) * GROUP + h;
             }
@@ -169,10 +173,12 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
             const int m0 = row_limit[mine][now][column], m1 = row_limit[mine][now][column + 1];
             const float b0 = l0 == -INFINITY ? INFINITY : l0 * LOG2E,
                         b1 = l1 == -INFINITY ? INFINITY : l1 * LOG2E;
-            p2[n].x = pack2(key < m0 ? exp2_fast(fma(s[n].x, exponent, -b0)) : 0.0f,
-                            key < m1 ? exp2_fast(fma(s[n].y, exponent, -b1)) : 0.0f);
-            p2[n].y = pack2(key + 8 < m0 ? exp2_fast(fma(s[n].z, exponent, -b0)) : 0.0f,
-                            key + 8 < m1 ? exp2_fast(fma(s[n].w, exponent, -b1)) : 0.0f);
+            const int n0 = WINDOW ? row_begin[mine][now][column] : 0,
+                      n1 = WINDOW ? row_begin[mine][now][column + 1] : 0;
+            p2[n].x = pack2(SEES(key, n0, m0) ? exp2_fast(fma(s[n].x, exponent, -b0)) : 0.0f,
+                            SEES(key, n1, m1) ? exp2_fast(fma(s[n].y, exponent, -b1)) : 0.0f);
+            p2[n].y = pack2(SEES(key + 8, n0, m0) ? exp2_fast(fma(s[n].z, exponent, -b0)) : 0.0f,
+                            SEES(key + 8, n1, m1) ? exp2_fast(fma(s[n].w, exponent, -b1)) : 0.0f);
         }
         warpgroup_value_scores(s, value_address, dout_address);
 #pragma unroll

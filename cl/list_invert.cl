@@ -196,12 +196,15 @@ list_halve(__global const int *list, ulong list_base, __global int *halves, ulon
 __kernel
 __attribute__((reqd_work_group_size(128, 1, 1))) void
 list_expand(__global const int *list, ulong list_base, uint list_stride, uint list_head_stride,
-            __global int *tokens, uint q_len, uint kv_len, uint kv_heads, uint topk, uint q_block, uint causal)
+            __global int *tokens, uint q_len, uint kv_len, uint kv_heads, uint topk, uint q_block, uint causal,
+            uint window)
 {
     const ulong e = (ulong)get_group_id(0) * 128 + get_local_id(0);
     if (e >= (ulong)q_len * kv_heads * topk) return;
     const uint j = (uint)(e % topk), head = (uint)(e / topk % kv_heads), i = (uint)(e / topk / kv_heads);
     const int b = list[list_base + (ulong)(i / q_block) * list_stride + head * list_head_stride + j];
-    const int end = causal ? (int)(i + 1 + kv_len - q_len) : (int)kv_len;
-    tokens[e] = b * 64 < end ? b : -1;
+    const int position = (int)(i + kv_len - q_len);
+    const int begin = window ? position + 1 - (int)window : 0;
+    const int end = causal ? position + 1 : window ? min((int)kv_len, position + (int)window) : (int)kv_len;
+    tokens[e] = b * 64 < end && b * 64 + 64 > begin ? b : -1;
 }

@@ -210,13 +210,10 @@ static clattn_status run_all(struct backward_run *run)
     return opencl_launch_end(launch);
 }
 
-clattn_status opencl_backward(clattn_context *context, const struct backward_job *job)
+static clattn_status run_portable(clattn_context *context, const struct backward_job *job)
 {
     struct backward_run run = {.job = job, .context = context};
-    bool done = false;
-    clattn_status status = opencl_check_lengths(context, job->problem);
-    if (!status) status = nvidia_backward(context, job, &done);
-    if (status || done) return status;
+    clattn_status status;
     run.lists = lists_of(job);
     do { /* the ladders go on when a launch is refused */
         status = job->dq ? backward_q_prepare(&run) : CLATTN_SUCCESS;
@@ -225,4 +222,23 @@ clattn_status opencl_backward(clattn_context *context, const struct backward_job
         if (!status) status = run_all(&run);
     } while (run.launch.is_refused);
     return status;
+}
+
+clattn_status opencl_backward(clattn_context *context, const struct backward_job *job)
+{
+    struct backward_job matrix = *job, sink = *job;
+    clattn_sync first;
+    bool done = false;
+    clattn_status status = opencl_check_lengths(context, job->problem);
+    if (job->sync && job->dsink) { /* the call ends with dsink */
+        first = *job->sync;
+        first.event = NULL;
+        matrix.sync = &first;
+    }
+    matrix.dsink = NULL;
+    if (!status) status = nvidia_backward(context, &matrix, &done);
+    if (status || (done && !job->dsink)) return status;
+    if (!done) return run_portable(context, job);
+    sink.dq = sink.dk = sink.dv = NULL;
+    return run_portable(context, &sink);
 }

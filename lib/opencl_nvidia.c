@@ -276,6 +276,12 @@ struct opencl_options nvidia_options(const struct nvidia_shape *shape)
     return options;
 }
 
+bool nvidia_has_window(const struct problem *problem)
+{
+    int64_t window = problem->options.window;
+    return window && window < problem->kv_len_max + (problem->causal ? 0 : problem->q_len_max);
+}
+
 /* A scale of 0 would make NaN of the -inf of masked scores; so small a one makes all weights equal as well. */
 float nvidia_scale(const struct problem *problem)
 {

@@ -86,7 +86,7 @@ struct nvidia_shape nvidia_select_shape(const struct select_job *job); /* of eve
 clattn_status nvidia_select(clattn_context *context, const struct select_job *job, bool *done);
 clattn_status nvidia_flat(clattn_context *context, const struct select_job *job, bool *done);
 clattn_status nvidia_pyramid(clattn_context *context, const struct pyramid_job *job, bool *done);
-clattn_status nvidia_backward(clattn_context *context, const struct backward_job *job, bool *done);
+clattn_status nvidia_backward(clattn_context *context, const struct backward_job *job, bool *done); /* no dsink */
 clattn_status nvidia_decode(clattn_context *context, const struct decode_job *job,
                             const struct opencl_pages *pages, bool *done);
 
@@ -120,7 +120,8 @@ bool nvidia_takes_forward(const clattn_context *context, const struct problem *p
 bool nvidia_is_aligned(const clattn_tensor *tensor); /* do all rows start on 16 bytes? NULL: yes */
 bool nvidia_is_plain_lse(const clattn_tensor *lse);  /* [len][heads] without gaps? NULL: yes */
 struct opencl_options nvidia_options(const struct nvidia_shape *shape);
-float nvidia_scale(const struct problem *problem); /* > 0: the kernels need it */
+bool nvidia_has_window(const struct problem *problem); /* that hides a key from any row */
+float nvidia_scale(const struct problem *problem);      /* > 0: the kernels need it */
 
 /* Blocks of a sequence; one, of which no row sees anything, when it has no keys. */
 static inline int64_t nvidia_blocks(int64_t kv_len)

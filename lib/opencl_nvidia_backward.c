@@ -67,15 +67,17 @@ static int path_for(const struct problem *problem, const clattn_blocks *blocks)
 static bool takes(const clattn_context *context, const struct backward_job *job)
 {
     clattn_dtype dtype = job->q->dtype;
-    if (!nvidia_takes(context, job->problem, dtype) || job->neighborhood) return false;
-    if (!job->dq || !job->dk || !job->dv || job->dsink || job->dbias || job->accumulate ||
-        job->compensation != 0)
+    if (!nvidia_takes_forward(context, job->problem, dtype) || job->problem->options.softcap > 0 ||
+        job->neighborhood)
+        return false;
+    if (!job->dq || !job->dk || !job->dv || job->dbias || job->accumulate || job->compensation != 0)
         return false;
     if (job->out->dtype != dtype || job->dout->dtype != dtype || job->dq->dtype != dtype ||
         job->dk->dtype != dtype || job->dv->dtype != dtype)
         return false;
-    for (int64_t s = 0; s < job->problem->count; s++) /* keys without queries get zeros elsewhere */
-        if (job->problem->sequences[s].q_len == 0 && job->problem->sequences[s].kv_len > 0) return false;
+    for (int64_t s = 0; s < job->problem->count;
+         s++) /* keys or queries without the others get zeros elsewhere */
+        if ((job->problem->sequences[s].q_len == 0) != (job->problem->sequences[s].kv_len == 0)) return false;
     return job->lse && nvidia_is_plain_lse(job->lse) && nvidia_is_plain_lse(job->dlse);
 }
 
@@ -92,6 +94,7 @@ clattn_status nvidia_backward(clattn_context *context, const struct backward_job
                                  .dim_v = problem->dim_v,
                                  .group = problem->group,
                                  .causal = problem->causal,
+                                 .window = nvidia_has_window(problem),
                                  .aligned = true};
     for (int i = 0; i < 8; i++)
         shape.aligned = shape.aligned && nvidia_is_aligned(tensors[i]);
@@ -142,7 +145,7 @@ static void run_blocks(struct opencl_launch *launch, const struct backward_job *
     opencl_arg_int(launch, topk);
     opencl_arg_int(launch, (int32_t)inverse->n_blocks);
     opencl_arg_int(launch, (int32_t)inverse->tiles);
-    opencl_arg_float(launch, nvidia_scale(problem));
+    nvidia_arg_scale(launch, problem);
     nvidia_run(launch, inverse->tiles, problem->kv_heads, 1, 128 * WARPGROUPS);
 }
 
@@ -209,7 +212,7 @@ static void run_tiles(struct opencl_launch *launch, const struct backward_job *j
     opencl_arg_int(launch, (int32_t)lists->length);
     opencl_arg_int(launch, (int32_t)lists->q_block);
     opencl_arg_int(launch, (int32_t)tiles_per_list);
-    opencl_arg_float(launch, nvidia_scale(problem));
+    nvidia_arg_scale(launch, problem);
     nvidia_run(launch, lists->count * tiles_per_list, problem->kv_heads, 1, 128 * WARPGROUPS);
 }
 

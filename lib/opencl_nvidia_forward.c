@@ -88,13 +88,6 @@ static bool takes(const clattn_context *context, const struct forward_job *job)
     return blocks->heads == problem->kv_heads || (blocks->heads == 1 && blocks->q_block > 1);
 }
 
-/* Does the window hide a key from any row? */
-static bool has_window(const struct problem *problem)
-{
-    int64_t window = problem->options.window;
-    return window && window < problem->kv_len_max + (problem->causal ? 0 : problem->q_len_max);
-}
-
 static struct nvidia_shape shape_of(const struct forward_job *job)
 {
     const struct problem *problem = job->problem;
@@ -105,7 +98,7 @@ static struct nvidia_shape shape_of(const struct forward_job *job)
                                  .causal = problem->causal,
                                  .aligned = nvidia_is_aligned(job->q) && nvidia_is_aligned(job->k) &&
                                             nvidia_is_aligned(job->v) && nvidia_is_aligned(job->out),
-                                 .window = has_window(problem),
+                                 .window = nvidia_has_window(problem),
                                  .softcap = problem->options.softcap > 0,
                                  .sink = problem->options.sink != NULL};
 }

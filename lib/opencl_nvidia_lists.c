@@ -130,6 +130,7 @@ struct nvidia_token_lists nvidia_token_lists_run(struct opencl_launch *launch, c
     opencl_arg_int(launch, (int32_t)lists->length);
     opencl_arg_int(launch, (int32_t)lists->q_block);
     opencl_arg_int(launch, problem->causal);
+    opencl_arg_int(launch, nvidia_has_window(problem) ? (int32_t)problem->options.window : 0);
     nvidia_run(launch, ceil_div(entries, 128), 1, 1, 128);
     return (struct nvidia_token_lists){list, 0, (int32_t)lists->length};
 }

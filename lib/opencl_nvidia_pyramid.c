@@ -11,7 +11,8 @@ clattn_status nvidia_pyramid(clattn_context *context, const struct pyramid_job *
 {
     const struct problem *problem = job->problem;
     *done = false;
-    if (job->pyramid->leaf != NVIDIA_LEAF || pyramid_has_bounds(job->pyramid) || !nvidia_takes(context, problem, job->k->dtype))
+    if (job->pyramid->leaf != NVIDIA_LEAF || pyramid_has_bounds(job->pyramid) ||
+        !nvidia_takes(context, problem, job->k->dtype))
         return CLATTN_SUCCESS;
     struct nvidia_shape shape = {
         .dtype = job->k->dtype, .dim = problem->dim, .aligned = nvidia_is_aligned(job->k)};

@@ -13,79 +13,53 @@ struct backward_case {
     struct shape shape;
     int q_block, topk, block, list_heads; /* q_block 0: all keys; list_heads 0: one list a key head */
     const char *path;                     /* that must serve it; NULL: the portable kernels */
+    int64_t window;
+    bool sink;
 };
 
+/* clang-format off: a line a case */
 static const struct backward_case cases[] = {
     /* name, class, batch, q_len, kv_len, kv_heads, group, dim, dim_v, dtype, layout, all keys
      * q_block, topk, block, list heads, path */
     {{"tokens", SIZE_NORMAL, 1, 300, 900, 1, 16, 128, 128, CLATTN_BFLOAT16, LAYOUT_BTHD, false},
-     1,
-     4,
-     64,
-     0,
-     "backward"},
+     1, 4, 64, 0, .path = "backward"},
     {{"tokens, two heads", SIZE_NORMAL, 2, 130, 130, 2, 3, 64, 96, CLATTN_FLOAT16, LAYOUT_PADDED, true},
-     1,
-     2,
-     64,
-     0,
-     "backward"},
+     1, 2, 64, 0, .path = "backward"},
+    {{"tokens, window, sink", SIZE_NORMAL, 1, 300, 900, 1, 16, 128, 128, CLATTN_BFLOAT16, LAYOUT_BTHD, false},
+     1, 4, 64, 0, .path = "backward", .window = 500, .sink = true},
     {{"query blocks", SIZE_NORMAL, 1, 333, 400, 2, 2, 128, 128, CLATTN_BFLOAT16, LAYOUT_BTHD, false},
-     64,
-     3,
-     64,
-     0,
-     "backward-tile"},
+     64, 3, 64, 0, .path = "backward-tile"},
     {{"short query blocks", SIZE_NORMAL, 2, 100, 90, 1, 5, 96, 80, CLATTN_FLOAT16, LAYOUT_PADDED, false},
-     16,
-     2,
-     64,
-     0,
-     "backward-tile"},
+     16, 2, 64, 0, .path = "backward-tile"},
     {{"blocks of 128 keys", SIZE_NORMAL, 2, 300, 460, 2, 4, 64, 128, CLATTN_BFLOAT16, LAYOUT_BHTD, false},
-     128,
-     3,
-     128,
-     0,
-     "backward-tile"},
+     128, 3, 128, 0, .path = "backward-tile"},
     {{"one list for two heads", SIZE_NORMAL, 1, 200, 200, 2, 7, 80, 64, CLATTN_FLOAT16, LAYOUT_BTHD, true},
-     64,
-     2,
-     64,
-     1,
-     "backward-tile"},
+     64, 2, 64, 1, .path = "backward-tile"},
+    {{"query blocks, window, sink", SIZE_NORMAL, 1, 333, 400, 2, 2, 64, 64, CLATTN_BFLOAT16, LAYOUT_PADDED, false},
+     64, 3, 64, 0, .path = "backward-tile", .window = 100, .sink = true},
     {{"all keys", SIZE_NORMAL, 2, 150, 200, 2, 4, 128, 128, CLATTN_BFLOAT16, LAYOUT_BTHD, false},
-     0,
-     1,
-     64,
-     0,
-     "backward-tile"},
+     0, 1, 64, 0, .path = "backward-tile"},
     {{"all keys, not causal", SIZE_NORMAL, 1, 65, 129, 1, 16, 64, 64, CLATTN_FLOAT16, LAYOUT_BHTD, true},
-     0,
-     1,
-     64,
-     0,
-     "backward-tile"},
+     0, 1, 64, 0, .path = "backward-tile"},
     {{"more queries than keys", SIZE_NORMAL, 1, 200, 70, 1, 16, 80, 80, CLATTN_BFLOAT16, LAYOUT_BTHD, false},
-     0,
-     1,
-     64,
-     0,
-     "backward-tile"},
+     0, 1, 64, 0, .path = "backward-tile"},
+    {{"all keys, window", SIZE_NORMAL, 2, 300, 500, 2, 4, 128, 128, CLATTN_FLOAT16, LAYOUT_BTHD, false},
+     0, 1, 64, 0, .path = "backward-tile", .window = 90},
+    {{"window on both sides, sink", SIZE_NORMAL, 1, 400, 333, 1, 8, 64, 64, CLATTN_FLOAT16, LAYOUT_BTHD, true},
+     0, 1, 64, 0, .path = "backward-tile", .window = 70, .sink = true},
+    {{"window of one key", SIZE_NORMAL, 1, 150, 150, 1, 5, 96, 64, CLATTN_FLOAT16, LAYOUT_BTHD, false},
+     0, 1, 64, 0, .path = "backward-tile", .window = 1},
     {{"dim 100", SIZE_NORMAL, 1, 100, 90, 1, 5, 100, 100, CLATTN_FLOAT16, LAYOUT_BTHD, false},
-     16,
-     2,
-     64,
-     0,
-     NULL},
+     16, 2, 64, 0, .path = NULL},
 };
+/* clang-format on */
 
-enum { OUT, LSE, DQ, DK, DV, RESULTS };
-static const char *const names[RESULTS] = {"out", "lse", "dq", "dk", "dv"};
+enum { OUT, LSE, DQ, DK, DV, DSINK, RESULTS };
+static const char *const names[RESULTS] = {"out", "lse", "dq", "dk", "dv", "dsink"};
 
 struct problem {
     const struct backward_case *c;
-    struct array q, k, v, dout, dlse;
+    struct array q, k, v, dout, dlse, sink;
     int32_t *indices;
     int64_t rows;
 };
@@ -106,7 +80,8 @@ static void problem_make(struct problem *p, const struct backward_case *c, uint6
     p->v = array_new(s->dtype, s->batch, s->kv_len, s->kv_heads, s->dim_v, s->layout);
     p->dout = array_new(s->dtype, s->batch, s->q_len, q_heads, s->dim_v, s->layout);
     p->dlse = array_new(CLATTN_FLOAT32, s->batch, s->q_len, q_heads, 1, LAYOUT_BTHD);
-    struct array *const all[] = {&p->q, &p->k, &p->v, &p->dout, &p->dlse};
+    p->sink = array_new(CLATTN_FLOAT32, 1, 1, q_heads, 1, LAYOUT_BTHD);
+    struct array *const all[] = {&p->q, &p->k, &p->v, &p->dout, &p->dlse, &p->sink};
     for (int i = 0; i < COUNT(all); i++)
         array_fill(all[i], FILL_NORMAL, &random);
     p->indices = NULL;
@@ -123,7 +98,7 @@ static void problem_make(struct problem *p, const struct backward_case *c, uint6
 
 static void problem_free(struct problem *p)
 {
-    struct array *const all[] = {&p->q, &p->k, &p->v, &p->dout, &p->dlse};
+    struct array *const all[] = {&p->q, &p->k, &p->v, &p->dout, &p->dlse, &p->sink};
     for (int i = 0; i < COUNT(all); i++)
         array_free(all[i]);
     free(p->indices);
@@ -148,6 +123,8 @@ static void run(clattn_context *context, const struct problem *p, clattn_dtype d
     clattn_blocks_desc desc = CLATTN_BLOCKS_DESC_INIT;
     clattn_blocks *blocks = NULL;
     attention.causal = !s->all_keys;
+    attention.window = p->c->window;
+    attention.sink = p->c->sink ? &p->sink.view : NULL;
     desc.block = p->c->block;
     desc.q_block = p->c->q_block;
     desc.rows = p->rows;
@@ -166,6 +143,8 @@ static void run(clattn_context *context, const struct problem *p, clattn_dtype d
     results[DQ] = array_new(dtype, s->batch, s->q_len, q_heads, s->dim, s->layout);
     results[DK] = array_new(dtype, s->batch, s->kv_len, s->kv_heads, s->dim, s->layout);
     results[DV] = array_new(dtype, s->batch, s->kv_len, s->kv_heads, s->dim_v, s->layout);
+    results[DSINK] = array_new(CLATTN_FLOAT32, 1, 1, q_heads, 1, LAYOUT_BTHD);
+    gradients.dsink = p->c->sink ? &results[DSINK].view : NULL;
     gradients.dout = &p->dout.view;
     gradients.dlse = &p->dlse.view;
     gradients.dq = &results[DQ].view;
@@ -201,7 +180,8 @@ static void test_paths(void **state)
             fail_msg("%s: path %s expected; log:\n%s", c->shape.name, c->path, recorder.text);
         run(card.context, &p, c->shape.dtype, expected, again);
         for (int i = DQ; i < RESULTS; i++) {
-            gradients_compare(card.label, c->shape.name, names[i], &expected[i], &first[i], 5e-3);
+            if (i < DSINK || c->sink)
+                gradients_compare(card.label, c->shape.name, names[i], &expected[i], &first[i], 5e-3);
             assert_memory_equal(first[i].raw, again[i].raw,
                                 first[i].raw_elements * element_bytes(first[i].view.dtype));
             array_free(&first[i]);
