@@ -10,7 +10,7 @@
  * eligible leaf, 128 (DIM + DIM_V) a listed one: with TOPK 8 about 0.6 MB at any length. Means are multiplied
  * as high + low parts; the order of everything is that of select_mma.cl. A row sees the keys up to its position
  * only, so that NaN and infinity behind it do not reach it. Leaves do not cross pages: a page has page_leaves
- * of them. Mirrors cpu/cpu_decode.c. Macros: TOPK <= 16, GROUP <= 16, and those of attention_tile.cl; CAUSAL
+ * of them. Options of attention (attention_tile.cl) do not change what is selected. Mirrors cpu/cpu_decode.c. Macros: TOPK <= 16, GROUP <= 16, and those of attention_tile.cl; CAUSAL
  * is 1. Without spills: TOPK <= 8 and DIM, DIM_V <= 128, or TOPK <= 16 and DIM, DIM_V <= 64.
  */
 #ifndef TOPK
@@ -127,7 +127,8 @@ decode_step(__global const ushort *q, ulong q_first, ulong q_len_stride, ulong q
             __global const long *restrict spans, uint count, int one_row, int one_len, int one_tokens,
             ulong one_sequence, ulong one_pages, __global int *list, __global int *counts, __global ushort *out,
             ulong out_first, ulong out_len_stride, ulong out_head_stride, __global float *lse, ulong lse_first,
-            ulong lse_len_stride, ulong lse_head_stride, float scale)
+            ulong lse_len_stride, ulong lse_head_stride, float select_scale, float scale, float cap_scale,
+            uint window, __global const float *sink, ulong sink_base, ulong sink_stride)
 {
     __local uint4 values[VALUES];
     __local float scores[2][32], row_max_of_warp[AT_ONCE][16], row_sum_of_warp[AT_ONCE][16];
@@ -158,7 +159,7 @@ decode_step(__global const ushort *q, ulong q_first, ulong q_len_stride, ulong q
     means += means_first + number * nodes * DIM;
 
     q += q_first + query * q_len_stride + (ulong)kv_head * GROUP * q_head_stride;
-    const float exponent = scale * LOG2E; /* > 0 */
+    const float exponent = select_scale * LOG2E; /* > 0 */
     uint4 a0[K_STEPS], a1[K_STEPS];
 #pragma unroll
     for (uint kk = 0; kk < K_STEPS; kk++) {
@@ -235,6 +236,8 @@ decode_step(__global const ushort *q, ulong q_first, ulong q_len_stride, ulong q
     if (t < TOPK) list[t] = t < n ? (int)node : -1;
     if (t == 0) *counts = (int)n;
 
+    const float weight_exponent = scale * LOG2E;
+    cap_scale *= LOG2E;
     /* All scores first: then neither results nor queries are in registers while the others need them. */
     float4 s[ROUNDS][8];
     float2 row_max = (float2)(-INFINITY, -INFINITY), row_sum = (float2)(0, 0);
@@ -254,8 +257,13 @@ decode_step(__global const ushort *q, ulong q_first, ulong q_len_stride, ulong q
         if (warp >= AT_ONCE || mine >= n) continue;
         block_scores(s[round], a0, a1, k + leaf_row(page_table, page_rows, page_leaves, block) * DIM, row, g,
                      c);
+        if (SOFTCAP) cap_scores(s[round], cap_scale);
         if (row < LEAF) mask_scores(s[round], (int)row, (int)row, c);
-        const float2 top = row_max_of(s[round]) * exponent;
+        if (WINDOW) {
+            const int begin = (int)row - (int)window;
+            if (begin > 0) mask_scores_before(s[round], begin, begin, c);
+        }
+        const float2 top = row_max_of(s[round]) * weight_exponent;
         row_max.x = fmax(row_max.x, top.x);
         row_max.y = fmax(row_max.y, top.y);
     }
@@ -274,7 +282,10 @@ decode_step(__global const ushort *q, ulong q_first, ulong q_len_stride, ulong q
                              (int)(position + 1 - staged * LEAF), t % stagers, stagers);
             copy_commit();
         }
-        if (is_mine) row_sum += weigh(s[round], exponent, row_max);
+        /* a window may hide all blocks of a warp */
+        const float2 shift = (float2)(WINDOW && row_max.x == -INFINITY ? 0.0f : row_max.x,
+                                      WINDOW && row_max.y == -INFINITY ? 0.0f : row_max.y);
+        if (is_mine) row_sum += weigh(s[round], weight_exponent, shift);
         copy_wait(0);
         barrier(CLK_LOCAL_MEM_FENCE);
         if (is_mine) add_values(o, s[round], local_address(values + warp * LEAF * V_ROW), lane);
@@ -315,7 +326,8 @@ decode_step(__global const ushort *q, ulong q_first, ulong q_len_stride, ulong q
             sum = fma(weight, row_sum_of_warp[w][h], sum);
             x = fma(weight, parts[(w * 16 + h) * PART_ROW + d], x);
         }
-        out[h * out_head_stride + d] = (ushort)pack2(x / sum, 0.0f);
-        if (lse && d == 0) lse[h * lse_head_stride] = (top + log2_fast(sum)) * LN2;
+        const float inv = close_row(&top, &sum, sink, sink_base + (kv_head * GROUP + h) * sink_stride);
+        out[h * out_head_stride + d] = (ushort)pack2(x * inv, 0.0f);
+        if (lse && d == 0) lse[h * lse_head_stride] = row_lse(top, sum);
     }
 }

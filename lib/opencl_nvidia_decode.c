@@ -23,7 +23,7 @@ static bool takes(const clattn_context *context, const struct decode_job *job)
     const clattn_cache_desc *desc = &job->cache->desc;
     int32_t dim = MAX(problem->dim, problem->dim_v);
     if (!job->blocks || select->selector != CLATTN_SELECT_PISA || !problem->causal) return false;
-    if (!nvidia_takes(context, problem, job->q->dtype) || job->out->dtype != job->q->dtype) return false;
+    if (!nvidia_takes_forward(context, problem, job->q->dtype) || job->out->dtype != job->q->dtype) return false;
     if (!(select->topk <= TOPK_MAX && dim <= DIM_MAX) &&
         !(select->topk <= TOPK_MAX_WIDE && dim <= DIM_MAX_WIDE))
         return false;
@@ -45,7 +45,10 @@ clattn_status nvidia_decode(clattn_context *context, const struct decode_job *jo
                                  .group = problem->group,
                                  .topk = job->select->topk,
                                  .causal = true,
-                                 .aligned = nvidia_is_aligned(job->q)};
+                                 .aligned = nvidia_is_aligned(job->q),
+                                 .window = nvidia_has_window(problem),
+                                 .softcap = problem->options.softcap > 0,
+                                 .sink = problem->options.sink != NULL};
     *done = nvidia_has(context, NVIDIA_DECODE, &shape) && nvidia_works(context, NVIDIA_DECODE, &shape);
     if (!*done) return CLATTN_SUCCESS;
     log_line(context, CLATTN_LOG_DEBUG, "decode step by path %s", nvidia_path_name(NVIDIA_DECODE));
@@ -130,6 +133,8 @@ clattn_status nvidia_decode_run(clattn_context *context, const struct decode_job
         arg_output(&launch, job->out);
         arg_output(&launch, job->lse);
         opencl_arg_float(&launch, nvidia_scale(job->problem));
+        nvidia_arg_scale(&launch, job->problem);
+        nvidia_arg_sink(&launch, job->problem);
         nvidia_run(&launch, job->q->len, job->problem->kv_heads, 1, 32 * WARPS);
     }
     free(spans);
@@ -149,6 +154,7 @@ static clattn_status step_tensors(struct selftest *t)
     if (!status)
         status = selftest_twin_new(t, &t->out, shape->dtype, SELECT_Q_LEN, t->q_heads, shape->dim_v, 0);
     if (!status) status = selftest_twin_new(t, &t->lse, CLATTN_FLOAT32, SELECT_Q_LEN, t->q_heads, 1, 0);
+    if (!status && shape->sink) status = selftest_sink_new(t);
     return status;
 }
 
@@ -177,7 +183,9 @@ static clattn_status step_run(struct selftest *t, const clattn_select_desc *sele
     const struct tensors tensors = {&t->q.device, &t->k.device, &t->v.device, &t->out.device, &t->lse.device};
     const struct cache_span span = {.sequence = 1, .first = SELECT_KV_LEN - SELECT_Q_LEN, .len = SELECT_Q_LEN};
     clattn_blocks *made = NULL;
-    clattn_status status = problem_init(t->context, &t->attention, &tensors, 1, &problem);
+    clattn_attention_desc attention = t->attention;
+    if (attention.sink) attention.sink = &t->sink.device;
+    clattn_status status = problem_init(t->context, &attention, &tensors, 1, &problem);
     if (status) return status;
     status = blocks_place(t->context, &problem, select, blocks, &made);
     *blocks = made;
@@ -228,9 +236,13 @@ clattn_status selftest_decode(struct selftest *t)
     clattn_cache *cache = NULL;
     select.topk = t->shape->topk;
     clattn_status status = step_tensors(t);
+    clattn_attention_desc plain = t->attention; /* what selection knows */
+    plain.softcap = 0;
+    plain.window = 0;
+    plain.sink = NULL;
     if (!status) status = step_cache(t, &cache);
     if (!status)
-        status = clattn_select(t->reference, &t->attention, &select, &t->q.host, &t->k.host, NULL, &want, NULL);
+        status = clattn_select(t->reference, &plain, &select, &t->q.host, &t->k.host, NULL, &want, NULL);
     if (!status) status = step_run(t, &select, cache, &have);
     if (!status) status = selftest_compare_lists(t, want, have);
     if (!status) status = step_compare(t, have);

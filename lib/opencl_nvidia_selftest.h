@@ -30,6 +30,9 @@ clattn_status selftest_begin(struct selftest *t, int q_len, int kv_len);
 clattn_status selftest_twin_new(struct selftest *t, struct twin *twin, clattn_dtype dtype, int64_t len,
                                 int heads, int dim, uint32_t seed);
 
+/* A sink for each head, and in t->attention. */
+clattn_status selftest_sink_new(struct selftest *t);
+
 /* A wrong kernel is wrong by much; what is allowed are some roundings to the type, relative to `size`. */
 clattn_status selftest_twin_compare(struct selftest *t, const char *name, struct twin *twin, float size);
 

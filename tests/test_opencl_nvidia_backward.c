@@ -157,47 +157,75 @@ static void run(clattn_context *context, const struct problem *p, clattn_dtype d
     clattn_blocks_release(context, blocks);
 }
 
+static clattn_context *reference;
+
+/* Against the reference, by this path, twice with the same bits. */
+static void check_case(const struct target *card, const struct backward_case *c, const char *path, uint64_t seed)
+{
+    struct problem p;
+    struct array expected[RESULTS], first[RESULTS], again[RESULTS];
+    char line[80];
+    problem_make(&p, c, seed);
+    run(reference, &p, CLATTN_FLOAT32, NULL, expected);
+    record_clear();
+    run(card->context, &p, c->shape.dtype, expected, first);
+    snprintf(line, sizeof line, "by path %s\n", path ? path : "");
+    bool found = strstr(recorder.text, path ? line : "gradients by path") != NULL;
+    if (found != (path != NULL))
+        fail_msg("%s: path %s expected; log:\n%s", c->shape.name, path ? path : "(portable)", recorder.text);
+    run(card->context, &p, c->shape.dtype, expected, again);
+    for (int i = DQ; i < RESULTS; i++) {
+        if (i < DSINK || c->sink)
+            gradients_compare(card->label, c->shape.name, names[i], &expected[i], &first[i], 5e-3);
+        assert_memory_equal(first[i].raw, again[i].raw, first[i].raw_elements * element_bytes(first[i].view.dtype));
+        array_free(&first[i]);
+        array_free(&again[i]);
+    }
+    for (int i = 0; i < RESULTS; i++)
+        array_free(&expected[i]);
+    problem_free(&p);
+}
+
 static void test_paths(void **state)
 {
     (void)state;
     struct target card = card_open(NULL);
-    clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
-    clattn_context *reference = NULL;
-    desc.backend = CLATTN_BACKEND_REFERENCE;
-    assert_int_equal(clattn_context_create(&desc, &reference), CLATTN_SUCCESS);
-    for (int n = 0; n < COUNT(cases); n++) {
-        const struct backward_case *c = &cases[n];
-        struct problem p;
-        struct array expected[RESULTS], first[RESULTS], again[RESULTS];
-        char line[80];
-        problem_make(&p, c, 1700 + (uint64_t)n);
-        run(reference, &p, CLATTN_FLOAT32, NULL, expected);
-        record_clear();
-        run(card.context, &p, c->shape.dtype, expected, first);
-        snprintf(line, sizeof line, "by path %s\n", c->path ? c->path : "");
-        bool found = strstr(recorder.text, c->path ? line : "gradients by path") != NULL;
-        if (found != (c->path != NULL))
-            fail_msg("%s: path %s expected; log:\n%s", c->shape.name, c->path, recorder.text);
-        run(card.context, &p, c->shape.dtype, expected, again);
-        for (int i = DQ; i < RESULTS; i++) {
-            if (i < DSINK || c->sink)
-                gradients_compare(card.label, c->shape.name, names[i], &expected[i], &first[i], 5e-3);
-            assert_memory_equal(first[i].raw, again[i].raw,
-                                first[i].raw_elements * element_bytes(first[i].view.dtype));
-            array_free(&first[i]);
-            array_free(&again[i]);
-        }
-        for (int i = 0; i < RESULTS; i++)
-            array_free(&expected[i]);
-        problem_free(&p);
-    }
-    clattn_context_release(reference);
+    for (int n = 0; n < COUNT(cases); n++)
+        check_case(&card, &cases[n], cases[n].path, 1700 + (uint64_t)n);
     card_close(&card);
+}
+
+/* A kernel that computes wrongly is found before its first use, and the portable ones serve. */
+static void test_spoiled(void **state)
+{
+    static const struct {
+        const char *file, *from, *to;
+        int number;
+    } spoiled[] = {
+        {"attention_backward_tile.cl", "sum[4 * n + w].x * scale", "sum[4 * n + w].x * 0.8f * scale", 3},
+        {"attention_backward_wgmma.cl", "dk[n].xy;", "0.8f * dk[n].xy;", 0},
+    };
+    (void)state;
+    for (int n = 0; n < COUNT(spoiled); n++) {
+        kernel_spoil(spoiled[n].file, spoiled[n].from, spoiled[n].to);
+        struct target card = card_open(NULL);
+        check_case(&card, &cases[spoiled[n].number], NULL, 1800);
+        card_close(&card);
+        kernel_restore(spoiled[n].file);
+    }
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_paths)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_spoiled),
+    };
+    clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
     if (!card_find() || tiers < TIER_HOPPER) return 77;
-    return cmocka_run_group_tests_name("opencl nvidia backward", tests, NULL, NULL);
+    desc.backend = CLATTN_BACKEND_REFERENCE;
+    if (clattn_context_create(&desc, &reference)) return 1;
+    int failed = cmocka_run_group_tests_name("opencl nvidia backward", tests, NULL, NULL);
+    clattn_context_release(reference);
+    return failed;
 }

@@ -178,13 +178,24 @@ static const struct decode_case {
     int topk;
     int32_t page_size;
     bool is_portable;
+    int64_t window; /* options; 0, false: off */
+    float softcap;
+    bool sink;
 } decode_cases[] = {
-    {{"decode", SIZE_NORMAL, 1, 5, 2049, 1, 16, 128, 128, CLATTN_BFLOAT16, LAYOUT_BTHD, false}, 8, 0, false},
-    {{"decode, pages", SIZE_NORMAL, 1, 70, 1500, 2, 3, 64, 48, CLATTN_FLOAT16, LAYOUT_BTHD, false}, 16, 128, false},
-    {{"decode, padded", SIZE_NORMAL, 1, 1, 1400, 1, 5, 100, 100, CLATTN_FLOAT16, LAYOUT_PADDED, false}, 4, 64, false},
-    {{"decode, short", SIZE_NORMAL, 1, 30, 40, 2, 1, 80, 80, CLATTN_BFLOAT16, LAYOUT_BTHD, false}, 8, 0, false},
+    {{"decode", SIZE_NORMAL, 1, 5, 2049, 1, 16, 128, 128, CLATTN_BFLOAT16, LAYOUT_BTHD, false}, 8, 0, .is_portable = false},
+    {{"decode, pages", SIZE_NORMAL, 1, 70, 1500, 2, 3, 64, 48, CLATTN_FLOAT16, LAYOUT_BTHD, false}, 16, 128, .is_portable = false},
+    {{"decode, padded", SIZE_NORMAL, 1, 1, 1400, 1, 5, 100, 100, CLATTN_FLOAT16, LAYOUT_PADDED, false}, 4, 64, .is_portable = false},
+    {{"decode, short", SIZE_NORMAL, 1, 30, 40, 2, 1, 80, 80, CLATTN_BFLOAT16, LAYOUT_BTHD, false}, 8, 0, .is_portable = false},
     {{"decode, pages across leaves", SIZE_NORMAL, 1, 3, 900, 1, 4, 64, 64, CLATTN_FLOAT16, LAYOUT_BTHD, false},
-     8, 48, true},
+     8, 48, .is_portable = true},
+    {{"decode, sink", SIZE_NORMAL, 1, 5, 2049, 1, 16, 128, 128, CLATTN_BFLOAT16, LAYOUT_BTHD, false},
+     8, 0, .sink = true},
+    {{"decode, window", SIZE_NORMAL, 1, 70, 1500, 2, 3, 64, 48, CLATTN_FLOAT16, LAYOUT_BTHD, false},
+     16, 128, .window = 300},
+    {{"decode, window of one key", SIZE_NORMAL, 1, 3, 700, 1, 8, 64, 64, CLATTN_BFLOAT16, LAYOUT_BTHD, false},
+     8, 0, .window = 1, .sink = true},
+    {{"decode, all options", SIZE_NORMAL, 1, 30, 1400, 1, 5, 80, 100, CLATTN_FLOAT16, LAYOUT_PADDED, false},
+     8, 64, .window = 1000, .softcap = 2, .sink = true},
 };
 
 static void check_decode(const struct target *target, const struct decode_case *c, bool is_portable)
@@ -195,6 +206,11 @@ static void check_decode(const struct target *target, const struct decode_case *
     struct selection selection = fixture_selection(&f, &select);
     struct choices choices = choices_of(&selection);
     struct lists lists = {.desc = CLATTN_BLOCKS_DESC_INIT};
+    struct array sink = array_new(CLATTN_FLOAT32, 1, 1, c->shape.kv_heads * c->shape.group, 1, LAYOUT_BTHD);
+    array_fill(&sink, FILL_NORMAL, &random);
+    f.attention.window = c->window; /* after the lists: selection knows no options */
+    f.attention.softcap = c->softcap;
+    f.attention.sink = c->sink ? &sink.view : NULL;
     size_t entries = (size_t)(c->shape.q_len * c->shape.kv_heads * c->topk);
     int32_t *counts = malloc(entries * sizeof *counts);
     lists.indices = malloc(entries * sizeof *lists.indices);
@@ -216,6 +232,7 @@ static void check_decode(const struct target *target, const struct decode_case *
     expected_free(&expected);
     choices_free(&choices);
     lists_free(&lists);
+    array_free(&sink);
     free(counts);
     fixture_free(&f);
 }
@@ -232,8 +249,8 @@ static void test_decode(void **state)
 static void test_spoiled_decode(void **state)
 {
     (void)state;
-    kernel_spoil("decode_step_mma.cl", "weigh(s[round], exponent, row_max)",
-                 "weigh(s[round], 0.8f * exponent, row_max)");
+    kernel_spoil("decode_step_mma.cl", "weigh(s[round], weight_exponent, shift)",
+                 "weigh(s[round], 0.8f * weight_exponent, shift)");
     struct target target = card_open(NULL);
     check_decode(&target, &decode_cases[0], true);
     card_close(&target);
