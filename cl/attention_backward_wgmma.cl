@@ -82,7 +82,8 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     __local uint4 douts[WARPGROUPS][2][64 * V_CHUNKS] __attribute__((aligned(1024)));
     __local uint gradient[WARPGROUPS][DQ ? 64 * 32 : 1] __attribute__((aligned(1024)));
     __local float row_lse[WARPGROUPS][2][64], row_delta[WARPGROUPS][2][64];
-    __local int row_limit[WARPGROUPS][2][64], row_begin[WARPGROUPS][2][WINDOW ? 64 : 1]; /* keys that a row sees */
+    /* the key after the one at the row's position, counted from the block; where rows see all: the keys' end */
+    __local int row_key[WARPGROUPS][2][64];
     __local ulong row_place[WARPGROUPS][2][DQ ? 64 : 1];
     const uint t = (uint)get_local_id(0), group = t >> 7;
     const uint kv_head = (uint)get_group_id(1), kv_heads = (uint)get_num_groups(1),
@@ -125,30 +126,26 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     copy_wait(0);
     local_fence();
     barrier(CLK_LOCAL_MEM_FENCE);
-    /* Where an item stands is asked again in each part: dk, dv and dq leave no registers to keep it in. */
+    /* Where an item stands within its group is asked again in each part: dk, dv and dq leave no registers for it. */
     for (uint step = group, stage = 0; step < steps + WARPGROUPS; step += WARPGROUPS, stage ^= 1) {
         if (step <
             steps) { /* fetch this step's rows into `stage`; the products below belong to the step before */
-            const uint here = work_item_again(), mine = here >> 7, row = (here & 127) / 2, half_row = here % 2;
+            const uint here = work_item_again(), row = (here & 127) / 2, half_row = here % 2;
             const uint r = step * 64 + row;
             const uint rr = first + min(r, rows - 1), i = next_slot / topk, part = next_slot - i * topk,
                        h = rr % GROUP;
             const int exists = r < rows;
-            stage_row(queries[mine][stage], q + i * q_len_stride + h * q_head_stride, K_CHUNKS, DIM, row,
+            stage_row(queries[group][stage], q + i * q_len_stride + h * q_head_stride, K_CHUNKS, DIM, row,
                       exists, half_row * (K_CHUNKS / 2), (half_row + 1) * (K_CHUNKS / 2));
-            stage_row(douts[mine][stage], dout + i * dout_len_stride + h * dout_head_stride, V_CHUNKS, DIM_V,
+            stage_row(douts[group][stage], dout + i * dout_len_stride + h * dout_head_stride, V_CHUNKS, DIM_V,
                       row, exists, half_row * (V_CHUNKS / 2), (half_row + 1) * (V_CHUNKS / 2));
             const ulong at = ((ulong)i * kv_heads + kv_head) * GROUP + h;
             if (half_row == 0) {
-                copy_async_4(local_address(&row_lse[mine][stage][row]), lse + at);
-                copy_async_4(local_address(&row_delta[mine][stage][row]), delta + at);
-                const int end = CAUSAL   ? min(valid, (int)i + shift)
-                                : WINDOW ? min(valid, (int)i + shift - 1 + (int)window)
-                                         : valid;
-                row_limit[mine][stage][row] = exists ? end : 0;
-                if (WINDOW) row_begin[mine][stage][row] = (int)i + shift - (int)window;
+                copy_async_4(local_address(&row_lse[group][stage][row]), lse + at);
+                copy_async_4(local_address(&row_delta[group][stage][row]), delta + at);
+                row_key[group][stage][row] = !exists ? INT_MIN / 2 : CAUSAL || WINDOW ? (int)i + shift : valid;
                 if (DQ)
-                    row_place[mine][stage][row] = (((ulong)i * kv_heads + kv_head) * topk + part) * GROUP + h;
+                    row_place[group][stage][row] = (((ulong)i * kv_heads + kv_head) * topk + part) * GROUP + h;
             }
             next_slot = pairs[(first + min((step + WARPGROUPS) * 64 + row, rows - 1)) / GROUP];
         }
@@ -156,12 +153,12 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         if (step == group) continue;
         copy_wait(1);
         local_fence();
-        const uint again = work_item_again(), mine = again >> 7, warp = again >> 5 & 3, lane = again & 31;
+        const uint again = work_item_again(), warp = again >> 5 & 3, lane = again & 31;
         const uint g = lane >> 2, c = lane & 3;
-        warpgroup_barrier(mine);
+        warpgroup_barrier(group);
         const uint now = stage ^ 1, done = (step - WARPGROUPS) * 64;
-        const uint query_address = local_address(queries[mine][now]),
-                   dout_address = local_address(douts[mine][now]);
+        const uint query_address = local_address(queries[group][now]),
+                   dout_address = local_address(douts[group][now]);
         float4 s[8];
         uint2 p2[8], ds2[8]; /* low: rows g, high: rows g + 8 */
         const int key = (int)(16 * warp + g);
@@ -169,12 +166,12 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
 #pragma unroll
         for (uint n = 0; n < 8; n++) {
             const uint column = 8 * n + 2 * c;
-            const float l0 = row_lse[mine][now][column], l1 = row_lse[mine][now][column + 1];
-            const int m0 = row_limit[mine][now][column], m1 = row_limit[mine][now][column + 1];
+            const float l0 = row_lse[group][now][column], l1 = row_lse[group][now][column + 1];
+            const int k0 = row_key[group][now][column], k1 = row_key[group][now][column + 1];
             const float b0 = l0 == -INFINITY ? INFINITY : l0 * LOG2E,
                         b1 = l1 == -INFINITY ? INFINITY : l1 * LOG2E;
-            const int n0 = WINDOW ? row_begin[mine][now][column] : 0,
-                      n1 = WINDOW ? row_begin[mine][now][column + 1] : 0;
+            const int m0 = CAUSAL || !WINDOW ? k0 : min(valid, k0 - 1 + (int)window), n0 = k0 - (int)window;
+            const int m1 = CAUSAL || !WINDOW ? k1 : min(valid, k1 - 1 + (int)window), n1 = k1 - (int)window;
             p2[n].x = pack2(SEES(key, n0, m0) ? exp2_fast(fma(s[n].x, exponent, -b0)) : 0.0f,
                             SEES(key, n1, m1) ? exp2_fast(fma(s[n].y, exponent, -b1)) : 0.0f);
             p2[n].y = pack2(SEES(key + 8, n0, m0) ? exp2_fast(fma(s[n].z, exponent, -b0)) : 0.0f,
@@ -184,12 +181,12 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
 #pragma unroll
         for (uint n = 0; n < 8; n++) {
             const uint column = 8 * n + 2 * c;
-            const float d0 = row_delta[mine][now][column], d1 = row_delta[mine][now][column + 1];
+            const float d0 = row_delta[group][now][column], d1 = row_delta[group][now][column + 1];
             ds2[n].x = pack2(unpack_low(p2[n].x) * (s[n].x - d0), unpack_high(p2[n].x) * (s[n].y - d1));
             ds2[n].y = pack2(unpack_low(p2[n].y) * (s[n].z - d0), unpack_high(p2[n].y) * (s[n].w - d1));
             if (DQ) {
-                gradient[mine][(2 * warp * 8 + n) * 32 + lane] = ds2[n].x;
-                gradient[mine][((2 * warp + 1) * 8 + n) * 32 + lane] = ds2[n].y;
+                gradient[group][(2 * warp * 8 + n) * 32 + lane] = ds2[n].x;
+                gradient[group][((2 * warp + 1) * 8 + n) * 32 + lane] = ds2[n].y;
             }
         }
         uint4 p[4], ds[4];
@@ -202,11 +199,11 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         warpgroup_add_keys(dk, ds, query_address);
 #if DQ
         local_fence();
-        warpgroup_barrier(mine);
+        warpgroup_barrier(group);
         float4 dq[2 * K_TILES];
-        warpgroup_query_gradient(dq, local_address(gradient[mine]), key_address);
+        warpgroup_query_gradient(dq, local_address(gradient[group]), key_address);
         const uint last = work_item_again(), r0 = (last >> 5 & 3) * 16 + (last >> 2 & 7), r1 = r0 + 8;
-        const ulong at0 = row_place[mine][now][r0], at1 = row_place[mine][now][r1];
+        const ulong at0 = row_place[group][now][r0], at1 = row_place[group][now][r1];
 #pragma unroll
         for (uint n = 0; n < K_QUADS; n++) {
             uint w0[4], w1[4];
@@ -221,7 +218,7 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
                 partial_dq[at1 * (K_QUADS * 4) + 4 * n + (last & 3)] = (uint4)(w1[0], w1[1], w1[2], w1[3]);
         }
 #endif
-        warpgroup_barrier(mine); /* the stage is free for the rows after next */
+        warpgroup_barrier(group); /* the stage is free for the rows after next */
     }
     const uint again = work_item_again(), c = again & 3, row = (again >> 5 & 3) * 16 + (again >> 2 & 7);
     const ulong sum = (((ulong)kv_head * max_tiles + tile) * WARPGROUPS + group) * LEAF + row;

@@ -191,8 +191,8 @@ list_halve(__global const int *list, ulong list_base, __global int *halves, ulon
         b < 0 || 2 * b + 1 >= (int)n_blocks ? -1 : 2 * b + 1; /* only the last may lack its second */
 }
 
-/* The lists of q_block queries as lists of single ones [q_len][kv_heads][topk], without the blocks that a query
- * does not see (-1). One item an entry. */
+/* The lists of q_block queries, or of all keys where list is NULL, as lists of single queries [q_len][kv_heads][topk],
+ * without the blocks that a query does not see (-1); of all keys those from the window's first one on. One item an entry. */
 __kernel
 __attribute__((reqd_work_group_size(128, 1, 1))) void
 list_expand(__global const int *list, ulong list_base, uint list_stride, uint list_head_stride,
@@ -202,9 +202,10 @@ list_expand(__global const int *list, ulong list_base, uint list_stride, uint li
     const ulong e = (ulong)get_group_id(0) * 128 + get_local_id(0);
     if (e >= (ulong)q_len * kv_heads * topk) return;
     const uint j = (uint)(e % topk), head = (uint)(e / topk % kv_heads), i = (uint)(e / topk / kv_heads);
-    const int b = list[list_base + (ulong)(i / q_block) * list_stride + head * list_head_stride + j];
     const int position = (int)(i + kv_len - q_len);
-    const int begin = window ? position + 1 - (int)window : 0;
+    const int begin = window ? max(position + 1 - (int)window, 0) : 0;
     const int end = causal ? position + 1 : window ? min((int)kv_len, position + (int)window) : (int)kv_len;
+    const int b = list ? list[list_base + (ulong)(i / q_block) * list_stride + head * list_head_stride + j]
+                       : begin / 64 + (int)j;
     tokens[e] = b * 64 < end && b * 64 + 64 > begin ? b : -1;
 }

@@ -86,7 +86,8 @@ struct nvidia_shape nvidia_select_shape(const struct select_job *job); /* of eve
 clattn_status nvidia_select(clattn_context *context, const struct select_job *job, bool *done);
 clattn_status nvidia_flat(clattn_context *context, const struct select_job *job, bool *done);
 clattn_status nvidia_pyramid(clattn_context *context, const struct pyramid_job *job, bool *done);
-clattn_status nvidia_backward(clattn_context *context, const struct backward_job *job, bool *done); /* no dsink */
+clattn_status nvidia_backward(clattn_context *context, const struct backward_job *job,
+                              bool *done); /* no dsink */
 clattn_status nvidia_decode(clattn_context *context, const struct decode_job *job,
                             const struct opencl_pages *pages, bool *done);
 
@@ -121,7 +122,7 @@ bool nvidia_is_aligned(const clattn_tensor *tensor); /* do all rows start on 16 
 bool nvidia_is_plain_lse(const clattn_tensor *lse);  /* [len][heads] without gaps? NULL: yes */
 struct opencl_options nvidia_options(const struct nvidia_shape *shape);
 bool nvidia_has_window(const struct problem *problem); /* that hides a key from any row */
-float nvidia_scale(const struct problem *problem);      /* > 0: the kernels need it */
+float nvidia_scale(const struct problem *problem);     /* > 0: the kernels need it */
 
 /* Blocks of a sequence; one, of which no row sees anything, when it has no keys. */
 static inline int64_t nvidia_blocks(int64_t kv_len)
@@ -175,10 +176,12 @@ struct nvidia_token_lists {
 };
 struct nvidia_token_lists nvidia_token_lists_of(const clattn_blocks *blocks, const struct sequence *sequence);
 
-/* Those of a sequence, from lists of query blocks; list [q_len][kv_heads][length]. */
+/* Those of a sequence, from lists of query blocks of topk entries, or, where lists are NULL, of the keys that a
+ * query sees, in topk blocks at most; list [q_len][kv_heads][topk]. */
 struct nvidia_token_lists nvidia_token_lists_run(struct opencl_launch *launch, const struct problem *problem,
                                                  const struct sequence *sequence,
-                                                 const struct nvidia_tile_lists *lists, cl_mem list);
+                                                 const struct nvidia_tile_lists *lists, int64_t topk,
+                                                 cl_mem list);
 
 struct nvidia_inverse {
     int rows;      /* of a tile */

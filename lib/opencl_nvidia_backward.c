@@ -29,7 +29,11 @@ static int padded(int dim)
 /* Blocks that a query may list. */
 static int64_t topk_of(const struct problem *problem, const clattn_blocks *blocks)
 {
-    if (!blocks) return nvidia_blocks(problem->kv_len_max);
+    if (!blocks) {
+        int64_t most = nvidia_blocks(problem->kv_len_max), window = problem->options.window;
+        if (!nvidia_has_window(problem)) return most;
+        return MIN(most, ceil_div((problem->causal ? window : 2 * window - 1) - 1, NVIDIA_LEAF) + 1);
+    }
     return blocks->topk * (blocks->block / NVIDIA_LEAF);
 }
 
@@ -261,7 +265,8 @@ clattn_status nvidia_backward_run(clattn_context *context, const struct backward
         struct nvidia_token_lists lists;
         if (is_tile) {
             nvidia_tile_lists_run(&launch, problem, job->blocks, sequence, path, &tile_lists);
-            lists = nvidia_token_lists_run(&launch, problem, sequence, &tile_lists, list);
+            lists = nvidia_token_lists_run(&launch, problem, sequence, job->blocks ? &tile_lists : NULL, topk,
+                                           list);
         } else {
             lists = nvidia_token_lists_of(job->blocks, sequence);
         }

@@ -115,22 +115,23 @@ struct nvidia_token_lists nvidia_token_lists_of(const clattn_blocks *blocks, con
 
 struct nvidia_token_lists nvidia_token_lists_run(struct opencl_launch *launch, const struct problem *problem,
                                                  const struct sequence *sequence,
-                                                 const struct nvidia_tile_lists *lists, cl_mem list)
+                                                 const struct nvidia_tile_lists *lists, int64_t topk,
+                                                 cl_mem list)
 {
-    int64_t entries = sequence->q_len * problem->kv_heads * lists->length;
+    int64_t entries = sequence->q_len * problem->kv_heads * topk;
     opencl_launch_kernel(launch, "mma_nvidia.cl+list_invert.cl", "list_expand", "");
-    opencl_arg_mem(launch, lists->list);
-    opencl_arg_long(launch, lists->base);
-    opencl_arg_int(launch, (int32_t)lists->stride);
-    opencl_arg_int(launch, (int32_t)lists->head_stride);
+    opencl_arg_mem(launch, lists ? lists->list : NULL);
+    opencl_arg_long(launch, lists ? lists->base : 0);
+    opencl_arg_int(launch, lists ? (int32_t)lists->stride : 0);
+    opencl_arg_int(launch, lists ? (int32_t)lists->head_stride : 0);
     opencl_arg_mem(launch, list);
     opencl_arg_int(launch, (int32_t)sequence->q_len);
     opencl_arg_int(launch, (int32_t)sequence->kv_len);
     opencl_arg_int(launch, problem->kv_heads);
-    opencl_arg_int(launch, (int32_t)lists->length);
-    opencl_arg_int(launch, (int32_t)lists->q_block);
+    opencl_arg_int(launch, (int32_t)topk);
+    opencl_arg_int(launch, lists ? (int32_t)lists->q_block : 1);
     opencl_arg_int(launch, problem->causal);
     opencl_arg_int(launch, nvidia_has_window(problem) ? (int32_t)problem->options.window : 0);
     nvidia_run(launch, ceil_div(entries, 128), 1, 1, 128);
-    return (struct nvidia_token_lists){list, 0, (int32_t)lists->length};
+    return (struct nvidia_token_lists){list, 0, (int32_t)topk};
 }
