@@ -109,12 +109,12 @@ static void bench_backward(const struct job *job)
 /* ---- decode ---- */
 
 /* One query over all keys reads each key and value once. */
-static void bench_decode(const char *name, clattn_dtype dtype, int64_t kv_len)
+static void bench_decode(const char *name, clattn_dtype dtype, int64_t kv_len, int64_t heads)
 {
     if (!strstr(name, part)) return;
-    clattn_tensor q = tensor(dtype, 1, HEADS, DIM, true), k = tensor(dtype, kv_len, 1, DIM, true),
-                  v = tensor(dtype, kv_len, 1, DIM, true), out = tensor(CLATTN_FLOAT32, 1, HEADS, DIM, false),
-                  expected = tensor(CLATTN_FLOAT32, 1, HEADS, DIM, false);
+    clattn_tensor q = tensor(dtype, 1, heads, DIM, true), k = tensor(dtype, kv_len, 1, DIM, true),
+                  v = tensor(dtype, kv_len, 1, DIM, true), out = tensor(CLATTN_FLOAT32, 1, heads, DIM, false),
+                  expected = tensor(CLATTN_FLOAT32, 1, heads, DIM, false);
     int64_t bytes = kv_len * DIM * (dtype == CLATTN_FLOAT32 ? 4 : 2);
     double seconds = 1e9, read = 1e9;
     bool agrees = true;
@@ -128,7 +128,7 @@ static void bench_decode(const char *name, clattn_dtype dtype, int64_t kv_len)
         }
     }
     check(clattn_attention_forward(reference, NULL, &q, &k, &v, NULL, &expected, NULL, NULL), "reference");
-    for (int64_t i = 0; i < HEADS * DIM; i++)
+    for (int64_t i = 0; i < heads * DIM; i++)
         if (!(fabs((double)((float *)expected.data)[i] - (double)((float *)out.data)[i]) < 1e-5))
             agrees = false;
     bandwidth = 2 * (double)bytes / read;
@@ -137,7 +137,7 @@ static void bench_decode(const char *name, clattn_dtype dtype, int64_t kv_len)
     else
         printf("%-34s %7.1f GB/s, %.1f %% of a plain read (%.1f GB/s), %.1f %% of peak\n", name,
                2 * (double)bytes / seconds * 1e-9, 100 * read / seconds, bandwidth * 1e-9,
-               100 * 4 * (double)kv_len * HEADS * DIM / seconds / peak / threads);
+               100 * 4 * (double)(kv_len * heads * DIM) / seconds / peak / threads);
     clattn_tensor all[] = {q, k, v, out, expected};
     for (int n = 0; n < 5; n++)
         free(all[n].data);
@@ -153,6 +153,10 @@ void bench_steps(void)
     };
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++)
         bench_backward(&jobs[i]);
-    bench_decode("decode dense, float32, 524288 keys", CLATTN_FLOAT32, 8 * LONG);
-    bench_decode("decode dense, float16, 524288 keys", CLATTN_FLOAT16, 8 * LONG);
+    bench_decode("decode dense, float32, 16 heads", CLATTN_FLOAT32, 8 * LONG, HEADS);
+    bench_decode("decode dense, float16, 16 heads", CLATTN_FLOAT16, 8 * LONG, HEADS);
+    bench_decode("decode dense, float32, 4 heads", CLATTN_FLOAT32, 8 * LONG, 4);
+    bench_decode("decode dense, float16, 4 heads", CLATTN_FLOAT16, 8 * LONG, 4);
+    bench_decode("decode dense, float32, 1 head", CLATTN_FLOAT32, 8 * LONG, 1);
+    bench_decode("decode dense, float16, 1 head", CLATTN_FLOAT16, 8 * LONG, 1);
 }

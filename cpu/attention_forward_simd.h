@@ -16,6 +16,8 @@
 #include "tile_view_simd.h"
 #include "weighted_sum_simd.h"
 
+#include "attention_few_simd.h"
+
 struct forward_state {
     const struct forward_job *job;
     const struct forward_tile *tile;
@@ -33,6 +35,7 @@ struct forward_state {
     float *key;                     /* packed keys: see dot_keys */
     float *value;                   /* [block][2 * WIDTH] packed values of one panel */
     float *key_scale, *value_scale; /* [block] of INT8 */
+    float *few;                     /* [FEW_ROWS][dim] queries */
 #if defined(SIMD_BYTE_DOTS)
     struct byte_dots bytes;
 #endif
@@ -66,6 +69,7 @@ static size_t state_layout(const struct forward_job *job, int64_t rows, void *sc
         {&state->value, block * LANES_MAX},
         {&state->key_scale, block},
         {&state->value_scale, block},
+        {&state->few, FEW_ROWS * problem->dim},
 #if defined(SIMD_BYTE_DOTS)
         {&state->bytes.memory, byte_dots_floats(job->k, lanes, block)},
 #endif
@@ -105,6 +109,9 @@ static void state_begin(struct forward_state *state)
             row[lane] = tensor_tile_row(state, q, first + lane);
         queries_pack(row, left, q->dtype, dim, state->q + first * dim, lane_vectors(left));
     }
+    for (int64_t r = 0; r < state->rows && state->rows <= FEW_ROWS; r++)
+        for (int32_t d = 0; d < dim; d++)
+            state->few[r * dim + d] = state->q[d * WIDTH + r];
 #if defined(SIMD_BYTE_DOTS)
     byte_dots_begin(&state->bytes, state->job->k, state->q, state->rows, rows_padded(state->rows));
 #endif
@@ -459,6 +466,26 @@ static void block_logits(struct forward_state *state, const struct block_view *b
     }
 }
 
+/* The whole of a piece for few rows, where nothing hides keys or changes logits; false: nothing is done. */
+static bool block_few(struct forward_state *state, const struct block_view *block,
+                      const struct block_view *next)
+{
+    const struct rows *keys = &block->key, *values = &block->value;
+    /* Other types would be converted once a row. */
+    int64_t most = keys->dtype == CLATTN_FLOAT32 && values->dtype == CLATTN_FLOAT32 ? FEW_ROWS : 1;
+    if (state->rows > most || view_changes(&state->view, &block->piece) || state->tile->kept) return false;
+    if (keys->dim % WIDTH || values->dim % WIDTH || keys->count % WIDTH) return false;
+    const struct rows *next_keys = next && next->key.count >= FEW_AHEAD ? &next->key : NULL;
+    few_keys(state->few, state->rows, keys, next_keys, state->job->problem->scale, state->logits);
+    for (int64_t r = 0; r < state->rows; r++) {
+        float *z = state->logits + r * keys->count;
+        float correction = few_softmax(z, keys->count, values->scale, &state->row_max[r], &state->row_sum[r]);
+        few_values(z, values, next_keys ? &next->value : NULL, r == 0, correction,
+                   state->out + r * state->out_stride);
+    }
+    return true;
+}
+
 /* The first keys that the tile after this one reads; false: there are none, or it is not known. */
 static bool next_tile_keys(const struct forward_state *state, struct rows *keys)
 {
@@ -485,6 +512,7 @@ static void forward_tile_simd(const struct forward_job *job, const struct forwar
         block = next;
         more = block_next(&state, &next);
         block_open(&state, &block);
+        if (block_few(&state, &block, more ? &next : NULL)) continue;
         block_logits(&state, &block);
         for (int64_t first = 0; first < state.rows; first += LANES_MAX)
             if (state.ranges[first / LANES_MAX].first < state.ranges[first / LANES_MAX].end)

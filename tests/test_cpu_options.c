@@ -34,9 +34,11 @@ static const struct shape shapes[] = {
     /* SPLIT and on: few rows and many keys, which are cut into parts */
     {2, 1, 9001, 2, 3, 40, 33, 64, 1, 1, DENSE, true},
     {1, 3, 12289, 1, 2, 16, 16, 64, 1, 1, DENSE, false},
+    {1, 1, 9000, 2, 1, 64, 96, 64, 1, 1, DENSE, true}, /* fewer heads than a quarter of the lanes */
+    {2, 1, 8330, 1, 2, 160, 32, 64, 1, 1, DENSE, true},
 };
 
-enum { SHAPES = sizeof shapes / sizeof *shapes, SPLIT = SHAPES - 2 };
+enum { SHAPES = sizeof shapes / sizeof *shapes, SPLIT = SHAPES - 4 };
 
 struct inputs {
     const struct shape *shape;
@@ -272,7 +274,7 @@ static void test_split(void **state)
     static const int sets[] = {0, CAP, INT8, CAP | INT8, WINDOW, SINK};
     for (int i = SPLIT; i < SHAPES; i++)
         for (int n = 0; n < (int)(sizeof sets / sizeof *sets); n++)
-            check_forward(&shapes[i], sets[n], dtypes[n % 3], (n + i) % 3);
+            check_forward(&shapes[i], sets[n], dtypes[(n + i) % 3], (n + i / 2) % 3);
 }
 
 /* Queries that a variant may not be able to cut into bytes for int8 keys, and some that it just can: all zero,
