@@ -84,8 +84,9 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     __local float row_lse[WARPGROUPS][2][64], row_delta[WARPGROUPS][2][64];
     /* the key after the one at the row's position, counted from the block; where rows see all: the keys' end */
     __local int row_key[WARPGROUPS][2][64];
-    __local ulong row_place[WARPGROUPS][2][DQ ? 64 : 1];
-    const uint t = (uint)get_local_id(0), group = t >> 7;
+    __local uint row_place[WARPGROUPS][2][DQ ? 64 : 1];
+    const uint t = (uint)get_local_id(0), lane = t & 31, g = lane >> 2, c = lane & 3, group = t >> 7,
+               warp = t >> 5 & 3;
     const uint kv_head = (uint)get_group_id(1), kv_heads = (uint)get_num_groups(1),
                tile = (uint)get_group_id(0);
     offset += (ulong)kv_head * (n_blocks + 1);
@@ -107,6 +108,7 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     }
     copy_commit();
     pairs += (ulong)kv_head * q_len * topk + offset[block];
+    if (DQ) partial_dq += (ulong)kv_head * q_len * topk * GROUP * (K_QUADS * 4);
     q += q_base + (ulong)kv_head * GROUP * q_head_stride;
     lse += lse_base;
     dout += dout_base + (ulong)kv_head * GROUP * dout_head_stride;
@@ -126,14 +128,13 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     copy_wait(0);
     local_fence();
     barrier(CLK_LOCAL_MEM_FENCE);
-    /* Where an item stands within its group is asked again in each part: dk, dv and dq leave no registers for it. */
+    /* Which row an item fetches is asked again: dk, dv and dq leave no register for it. */
     for (uint step = group, stage = 0; step < steps + WARPGROUPS; step += WARPGROUPS, stage ^= 1) {
         if (step <
             steps) { /* fetch this step's rows into `stage`; the products below belong to the step before */
             const uint here = work_item_again(), row = (here & 127) / 2, half_row = here % 2;
             const uint r = step * 64 + row;
-            const uint rr = first + min(r, rows - 1), i = next_slot / topk, part = next_slot - i * topk,
-                       h = rr % GROUP;
+            const uint rr = first + min(r, rows - 1), i = next_slot / topk, h = rr % GROUP;
             const int exists = r < rows;
             stage_row(queries[group][stage], q + i * q_len_stride + h * q_head_stride, K_CHUNKS, DIM, row,
                       exists, half_row * (K_CHUNKS / 2), (half_row + 1) * (K_CHUNKS / 2));
@@ -144,8 +145,7 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
                 copy_async_4(local_address(&row_lse[group][stage][row]), lse + at);
                 copy_async_4(local_address(&row_delta[group][stage][row]), delta + at);
                 row_key[group][stage][row] = !exists ? INT_MIN / 2 : CAUSAL || WINDOW ? (int)i + shift : valid;
-                if (DQ)
-                    row_place[group][stage][row] = (((ulong)i * kv_heads + kv_head) * topk + part) * GROUP + h;
+                if (DQ) row_place[group][stage][row] = next_slot * GROUP + h;
             }
             next_slot = pairs[(first + min((step + WARPGROUPS) * 64 + row, rows - 1)) / GROUP];
         }
@@ -153,8 +153,6 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         if (step == group) continue;
         copy_wait(1);
         local_fence();
-        const uint again = work_item_again(), warp = again >> 5 & 3, lane = again & 31;
-        const uint g = lane >> 2, c = lane & 3;
         warpgroup_barrier(group);
         const uint now = stage ^ 1, done = (step - WARPGROUPS) * 64;
         const uint query_address = local_address(queries[group][now]),
@@ -202,7 +200,7 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
         warpgroup_barrier(group);
         float4 dq[2 * K_TILES];
         warpgroup_query_gradient(dq, local_address(gradient[group]), key_address);
-        const uint last = work_item_again(), r0 = (last >> 5 & 3) * 16 + (last >> 2 & 7), r1 = r0 + 8;
+        const uint r0 = 16 * warp + g, r1 = r0 + 8;
         const ulong at0 = row_place[group][now][r0], at1 = row_place[group][now][r1];
 #pragma unroll
         for (uint n = 0; n < K_QUADS; n++) {
@@ -213,24 +211,24 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
                 w1[w] = 4 * n + w < 2 * K_TILES ? pack2(dq[4 * n + w].z * scale, dq[4 * n + w].w * scale) : 0;
             }
             if (done + r0 < rows)
-                partial_dq[at0 * (K_QUADS * 4) + 4 * n + (last & 3)] = (uint4)(w0[0], w0[1], w0[2], w0[3]);
+                partial_dq[at0 * (K_QUADS * 4) + 4 * n + c] = (uint4)(w0[0], w0[1], w0[2], w0[3]);
             if (done + r1 < rows)
-                partial_dq[at1 * (K_QUADS * 4) + 4 * n + (last & 3)] = (uint4)(w1[0], w1[1], w1[2], w1[3]);
+                partial_dq[at1 * (K_QUADS * 4) + 4 * n + c] = (uint4)(w1[0], w1[1], w1[2], w1[3]);
         }
 #endif
         warpgroup_barrier(group); /* the stage is free for the rows after next */
     }
-    const uint again = work_item_again(), c = again & 3, row = (again >> 5 & 3) * 16 + (again >> 2 & 7);
+    const uint again = work_item_again(), column = again & 3, row = (again >> 5 & 3) * 16 + (again >> 2 & 7);
     const ulong sum = (((ulong)kv_head * max_tiles + tile) * WARPGROUPS + group) * LEAF + row;
 #pragma unroll
     for (uint n = 0; n < 2 * K_TILES; n++) {
-        *(__global float2 *)(partial_dk + sum * (16 * K_TILES) + 8 * n + 2 * c) = dk[n].xy;
-        *(__global float2 *)(partial_dk + (sum + 8) * (16 * K_TILES) + 8 * n + 2 * c) = dk[n].zw;
+        *(__global float2 *)(partial_dk + sum * (16 * K_TILES) + 8 * n + 2 * column) = dk[n].xy;
+        *(__global float2 *)(partial_dk + (sum + 8) * (16 * K_TILES) + 8 * n + 2 * column) = dk[n].zw;
     }
 #pragma unroll
     for (uint n = 0; n < 2 * V_TILES; n++) {
-        *(__global float2 *)(partial_dv + sum * (16 * V_TILES) + 8 * n + 2 * c) = dv[n].xy;
-        *(__global float2 *)(partial_dv + (sum + 8) * (16 * V_TILES) + 8 * n + 2 * c) = dv[n].zw;
+        *(__global float2 *)(partial_dv + sum * (16 * V_TILES) + 8 * n + 2 * column) = dv[n].xy;
+        *(__global float2 *)(partial_dv + (sum + 8) * (16 * V_TILES) + 8 * n + 2 * column) = dv[n].zw;
     }
 }
 
@@ -275,7 +273,8 @@ backward_queries(__global const uint4 *partial, __global const int *list, ulong 
     const ulong row = min(item / lanes, rows - 1);
     const uint part = (uint)(item % lanes), c = part & 3;
     const uint i = (uint)(row / heads), head = (uint)(row % heads);
-    const ulong pair = ((ulong)i * kv_heads + head / GROUP) * topk, first = pair * GROUP + head % GROUP;
+    const ulong pair = ((ulong)i * kv_heads + head / GROUP) * topk;
+    const ulong first = ((ulong)(head / GROUP) * q_len + i) * topk * GROUP + head % GROUP;
     float o[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     for (uint j = 0; j < topk; j += 8) {
         uint4 w[8];
