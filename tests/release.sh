@@ -53,10 +53,16 @@ else
     echo 'no shared library, or no readelf: soname and symbol versions are not looked at'
 fi
 
-# Every file of packaging/ is distributed.
-sed -n 's/^.*%D%\/\([^ ]*\).*/\1/p' "$srcdir/packaging/Makefile.inc" | sort -u > "$work/named"
+# Every file of packaging/ is distributed, and every source.
+named() { grep -o '%D%/[^ ]*' "$srcdir/$1/Makefile.inc" | sed 's/^%D%\///' | sort -u; }
+named packaging > "$work/named"
 (cd "$srcdir/packaging" && find . -type f ! -name Makefile.inc) | sed 's/^\.\///' | sort > "$work/files"
 diff "$work/files" "$work/named" || fail 'files of packaging/ (<) and those in its Makefile.inc (>) differ'
+for folder in bench cl cpu examples lib; do
+    named $folder > "$work/named"
+    (cd "$srcdir/$folder" && ls | grep '\.\(c\|h\|cl\)$' | sort) | comm -23 - "$work/named" > "$work/forgotten"
+    [ ! -s "$work/forgotten" ] || fail "not in $folder/Makefile.inc: $(cat "$work/forgotten")"
+done
 
 echo "$version: $(wc -l < "$work/map") functions"
 [ "$failures" = 0 ]
