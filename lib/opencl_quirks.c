@@ -40,8 +40,11 @@ static void text_add(char *text, size_t room, const char *separator, const char 
 /* A wrong line is passed over and told about at context creation: drivers must not become unusable by it. */
 static void complain(struct reader *reader, const char *what, const char *text)
 {
-    char note[160];
-    snprintf(note, sizeof note, "%.60s:%d: %s '%.40s'", reader->file, reader->line, what, text);
+    enum { FILE_MAX = 200 };
+    char note[400];
+    size_t bytes = strlen(reader->file);
+    const char *file = reader->file + (bytes > FILE_MAX ? bytes - FILE_MAX : 0); /* the end of a long path */
+    snprintf(note, sizeof note, "%s:%d: %s '%.40s'", file, reader->line, what, text);
     text_add(reader->device->quirk_errors, sizeof reader->device->quirk_errors, "; ", note);
 }
 
