@@ -125,19 +125,26 @@ static void run_delta(struct opencl_launch *launch, const struct backward_job *j
     nvidia_run(launch, ceil_div(sequence->q_len * heads, 8), 1, 1, 128);
 }
 
-static void run_blocks(struct opencl_launch *launch, const struct backward_job *job,
-                       const struct sequence *sequence, const char *options, int32_t topk,
-                       const struct nvidia_inverse *inverse, const struct sums *sums)
+/* What both kernels of gradients read: q, k, v, dout, lse, delta. */
+static void arg_inputs(struct opencl_launch *launch, const struct backward_job *job,
+                       const struct sequence *sequence, cl_mem delta)
 {
-    const struct problem *problem = job->problem;
-    opencl_launch_kernel(launch, FILES, "backward_block", options);
     nvidia_arg_rows(launch, job->q, sequence->batch, sequence->q_row);
     nvidia_arg_rows(launch, job->k, sequence->batch, sequence->k_row);
     nvidia_arg_rows(launch, job->v, sequence->batch, sequence->k_row);
     nvidia_arg_rows(launch, job->dout, sequence->batch, sequence->q_row);
     opencl_arg_tensor(launch, job->lse);
     opencl_arg_long(launch, nvidia_first(job->lse, sequence->batch, sequence->q_row));
-    opencl_arg_mem(launch, sums->delta);
+    opencl_arg_mem(launch, delta);
+}
+
+static void run_blocks(struct opencl_launch *launch, const struct backward_job *job,
+                       const struct sequence *sequence, const char *options, int32_t topk,
+                       const struct nvidia_inverse *inverse, const struct sums *sums)
+{
+    const struct problem *problem = job->problem;
+    opencl_launch_kernel(launch, FILES, "backward_block", options);
+    arg_inputs(launch, job, sequence, sums->delta);
     opencl_arg_mem(launch, inverse->pairs);
     opencl_arg_mem(launch, inverse->offset);
     opencl_arg_mem(launch, inverse->tile_offset);
@@ -199,13 +206,7 @@ static void run_tiles(struct opencl_launch *launch, const struct backward_job *j
     const struct problem *problem = job->problem;
     int64_t tiles_per_list = ceil_div(lists->q_block * problem->group, 64 * WARPGROUPS);
     opencl_launch_kernel(launch, TILE_FILES, "backward_tile", options);
-    nvidia_arg_rows(launch, job->q, sequence->batch, sequence->q_row);
-    nvidia_arg_rows(launch, job->k, sequence->batch, sequence->k_row);
-    nvidia_arg_rows(launch, job->v, sequence->batch, sequence->k_row);
-    nvidia_arg_rows(launch, job->dout, sequence->batch, sequence->q_row);
-    opencl_arg_tensor(launch, job->lse);
-    opencl_arg_long(launch, nvidia_first(job->lse, sequence->batch, sequence->q_row));
-    opencl_arg_mem(launch, delta);
+    arg_inputs(launch, job, sequence, delta);
     opencl_arg_mem(launch, lists->list);
     opencl_arg_long(launch, lists->base);
     opencl_arg_int(launch, (int32_t)lists->stride);
