@@ -34,10 +34,10 @@ static struct axis_count axis_tiles(const struct window_axis *axis, int32_t q_ti
                                .perfect = true};
     for (int32_t r = 0; r < axis->dilation; r++) {
         int32_t length = class_length(axis, r);
-        for (int32_t begin = 0; begin < length; begin += q_tile) {
+        for (int64_t begin = 0; begin < length; begin += q_tile) {
             /* lo and hi never descend, so the first and the last query of the tile bound its windows. */
-            struct range first = window_keys(axis, r, begin),
-                         last = window_keys(axis, r, MIN(begin + q_tile, length) - 1);
+            struct range first = window_keys(axis, r, (int32_t)begin),
+                         last = window_keys(axis, r, (int32_t)(MIN(begin + q_tile, length) - 1));
             count.visited += (last.hi - 1) / kv_tile - first.lo / kv_tile + 1;
             bool is_same = first.lo == last.lo && first.hi == last.hi;
             bool is_whole = first.lo % kv_tile == 0 && first.hi % kv_tile == 0;

@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 #include "window.h"
 
-static int32_t min32(int32_t a, int32_t b)
+static int64_t min64(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
-static int32_t max32(int32_t a, int32_t b)
+static int64_t max64(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
 
+/* A leader lies up to a stride behind i, which 32 bits need not hold. */
 struct range window_keys(const struct window_axis *axis, int32_t r, int32_t i)
 {
-    int32_t last = class_length(axis, r) - 1, w = axis->window, s = axis->stride;
+    int64_t last = class_length(axis, r) - 1, w = axis->window, s = axis->stride;
     if (axis->causal) {
-        int32_t lead = min32(i / s * s + s - 1, last);
-        return (struct range){max32(lead - w + 1, 0), i + 1};
+        int64_t lead = min64(i / s * s + s - 1, last);
+        return (struct range){(int32_t)max64(lead - w + 1, 0), i + 1};
     }
-    int32_t lead = min32(i / s * s + s / 2, last);
-    int32_t lo = min32(max32(lead - w / 2, 0), last + 1 - w);
-    return (struct range){lo, lo + w};
+    int64_t lead = min64(i / s * s + s / 2, last);
+    int64_t lo = min64(max64(lead - w / 2, 0), last + 1 - w);
+    return (struct range){(int32_t)lo, (int32_t)(lo + w)};
 }
 
 /* lo and hi never descend as i grows, so the queries are an interval: its ends are found by bisection. */

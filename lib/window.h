@@ -30,7 +30,7 @@ static inline struct window_axis window_axis_of(const clattn_neighborhood_desc *
 /* Number of coordinates of residue class r. */
 static inline int32_t class_length(const struct window_axis *axis, int32_t r)
 {
-    return (axis->length - r + axis->dilation - 1) / axis->dilation;
+    return (int32_t)(((int64_t)axis->length - r + axis->dilation - 1) / axis->dilation);
 }
 
 /* Keys that class coordinate i of class r sees. */

@@ -54,6 +54,22 @@ static void test_golden_windows(void **state)
         check_window(&d, i, groups[i / 8], groups[i / 8] + 24);
 }
 
+/* A line as long as 32 bits allow: leaders and sums of lengths lie beyond. */
+static void test_long_line(void **state)
+{
+    (void)state;
+    const int32_t L = INT32_MAX, w = 1500000000, s = 1200000000, d = 1000000000;
+    clattn_neighborhood_desc causal = line(L, w, s, 1, 1), both = line(L, w, s, 1, 0);
+    clattn_neighborhood_desc dilated = line(L, 2, 1, d, 0);
+    check_window(&causal, L - 1, L - w, L);
+    check_window(&both, L - 1, L - w, L);
+    check_window(&dilated, L - 1, L - 1 - d, L);
+    int32_t first, end;
+    assert_int_equal(clattn_neighborhood_queries(&causal, 0, 0, &first, &end), CLATTN_SUCCESS);
+    assert_int_equal(first, 0);
+    assert_int_equal(end, s); /* the first group's leader sees it, that of the second no more */
+}
+
 /* The definition, written down once more. */
 static void defined_window(int L, int w, int s, int d, int causal, int x, int *lo, int *hi)
 {
@@ -208,6 +224,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_windows),
+        cmocka_unit_test(test_long_line),
         cmocka_unit_test(test_every_short_line),
         cmocka_unit_test(test_rules),
         cmocka_unit_test(test_analyser),
