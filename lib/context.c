@@ -5,6 +5,7 @@
 
 #include "internal.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -188,10 +189,22 @@ static clattn_status create_failed(const clattn_context_desc *desc, clattn_conte
     return status;
 }
 
+/* Where the detail goes even if the desc cannot be used, or there is no memory to look at it: it may be one of a
+ * later library. A size beyond any is that of a desc without initialiser, whose pointers mean nothing. */
+static void error_place(const clattn_context_desc *given, clattn_context_desc *desc)
+{
+    enum { SIZE_MOST = 4096 };
+    size_t least = offsetof(clattn_context_desc, error_bytes) + sizeof given->error_bytes;
+    if (!given || given->size < least || given->size > SIZE_MOST) return;
+    desc->error = given->error;
+    desc->error_bytes = given->error_bytes;
+}
+
 clattn_status clattn_context_create(const clattn_context_desc *given, clattn_context **result)
 {
     clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
     if (!result) return CLATTN_INVALID_ARGUMENT;
+    error_place(given, &desc);
     clattn_context *context = calloc(1, sizeof *context);
     if (!context) return create_failed(&desc, NULL, CLATTN_OUT_OF_MEMORY);
     pthread_mutex_init(&context->lock, NULL);

@@ -329,6 +329,25 @@ static void check_context(clattn_context_desc desc, clattn_status right, const c
         fail_msg("'%.250s' does not name '%s'", error, value);
 }
 
+/* A desc of a later library, with a field in use that this one does not know: the detail says so. */
+static void check_later_context(void)
+{
+    struct {
+        clattn_context_desc desc;
+        int unknown;
+    } later = {CLATTN_CONTEXT_DESC_INIT, 1};
+    clattn_context *context = NULL;
+    char error[256];
+    memset(error, 'x', sizeof error);
+    later.desc.size = sizeof later;
+    later.desc.error = error;
+    later.desc.error_bytes = sizeof error;
+    assert_int_equal(clattn_context_create(&later.desc, &context), CLATTN_INVALID_ARGUMENT);
+    assert_null(context);
+    assert_non_null(memchr(error, 0, sizeof error));
+    assert_non_null(strstr(error, "desc.size"));
+}
+
 static void test_contexts(void **state)
 {
     (void)state;
@@ -343,6 +362,7 @@ static void test_contexts(void **state)
     check_context((d = right, d.backend = CLATTN_BACKEND_OPENCL, d.device = "no such device", d),
                   CLATTN_NO_DEVICE, "");
     check_context((d = right, d.device = "no such device", d), CLATTN_NO_DEVICE, "");
+    check_later_context();
     clattn_context *none = NULL; /* too small a size to say where the error should go */
     assert_int_equal(clattn_context_create((d = right, d.size = 5, &d), &none), CLATTN_INVALID_ARGUMENT);
     assert_null(none);
