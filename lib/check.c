@@ -89,6 +89,7 @@ static bool overlaps_itself(const clattn_tensor *tensor)
     int64_t size[3] = {tensor->batch, tensor->len, tensor->heads};
     int64_t stride[3] = {tensor->batch_stride, tensor->len_stride, tensor->head_stride};
     int64_t extent = tensor->dim;
+    if (tensor->len == 0) return false; /* no elements, and strides of contiguous memory may be 0 */
     for (int pass = 0; pass < 3; pass++) {
         int best = -1;
         for (int i = 0; i < 3; i++)

@@ -66,6 +66,49 @@ static void test_all_blocks_4095(void **state)
     target_report("all blocks of 4095");
 }
 
+/* A batch without queries, and one without keys: contiguous memory without rows, whose entries all lie at its
+ * begin. */
+static void check_nothing(const struct target *target, int64_t q_len, int64_t kv_len)
+{
+    enum { BATCH = 3, LEN = 5, HEADS = 2, DIM = 16, ELEMENTS = BATCH * LEN * HEADS * DIM };
+    clattn_context *context = target->context;
+    float in[ELEMENTS], results[5][ELEMENTS];
+    for (int i = 0; i < ELEMENTS; i++)
+        in[i] = (float)(i % 7) - 3;
+    memset(results, 0xff, sizeof results); /* NaN */
+    clattn_tensor q = clattn_tensor_bthd(in, F32, BATCH, q_len, HEADS, DIM), out = q, dq = q;
+    clattn_tensor k = clattn_tensor_bthd(in, F32, BATCH, kv_len, HEADS, DIM), dk = k, dv = k;
+    clattn_tensor lse = clattn_tensor_bthd(results[1], F32, BATCH, q_len, HEADS, 1);
+    out.data = results[0], dq.data = results[2], dk.data = results[3], dv.data = results[4];
+    check_success(target, clattn_attention(context, NULL, NULL, &q, &k, &k, &out, &lse, NULL),
+                  "clattn_attention");
+    clattn_gradients gradients = CLATTN_GRADIENTS_INIT;
+    gradients.dout = &q, gradients.dq = &dq, gradients.dk = &dk, gradients.dv = &dv;
+    check_success(target,
+                  clattn_attention_backward(context, NULL, &q, &k, &k, NULL, &out, &lse, &gradients, NULL),
+                  "clattn_attention_backward");
+    const int64_t q_elements = BATCH * q_len * HEADS * DIM, k_elements = BATCH * kv_len * HEADS * DIM;
+    const int64_t written[] = {q_elements, q_elements / DIM, q_elements, k_elements, k_elements};
+    for (int n = 0; n < 5; n++)
+        for (int64_t i = 0; i < ELEMENTS; i++)
+            if (i >= written[n])
+                assert_true(isnan(results[n][i]));
+            else
+                assert_true(results[n][i] == (n == 1 ? -INFINITY : 0));
+}
+
+static void test_no_rows(void **state)
+{
+    (void)state;
+    FOR_EACH_TARGET (target) {
+        if (!target_runs(target, SIZE_TINY)) continue;
+        check_nothing(target, 0, 0);
+        check_nothing(target, 0, 5);
+        check_nothing(target, 5, 0);
+    }
+    target_report("no rows");
+}
+
 /* ---- groups and dims ---- */
 
 static void test_groups_and_dims(void **state)
@@ -290,7 +333,7 @@ int main(void)
         cmocka_unit_test(test_groups_and_dims), cmocka_unit_test(test_packed),
         cmocka_unit_test(test_extreme_topk),    cmocka_unit_test(test_walk),
         cmocka_unit_test(test_peer_shapes),     cmocka_unit_test(test_static_masks),
-        cmocka_unit_test(test_large_offsets),
+        cmocka_unit_test(test_large_offsets),   cmocka_unit_test(test_no_rows),
     };
     return cmocka_run_group_tests_name("cases", tests, targets_open, targets_close);
 }
