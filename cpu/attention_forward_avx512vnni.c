@@ -19,3 +19,21 @@ void forward_tile_avx512vnni(const struct forward_job *job, const struct forward
 {
     forward_tile_simd(job, tile, scratch);
 }
+
+void exp_avx512vnni(const float *x, float *result, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += WIDTH)
+        vec_store(result + i, vec_exp(vec_load(x + i)));
+}
+
+void exp_below_avx512vnni(const float *x, float *result, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += WIDTH)
+        vec_store(result + i, vec_exp_below(vec_load(x + i)));
+}
+
+void exp2_below_avx512vnni(const float *x, float *result, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += WIDTH)
+        vec_store(result + i, vec_exp2_below(vec_load(x + i)));
+}

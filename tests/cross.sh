@@ -10,7 +10,7 @@ set -u
 unset MAKEFLAGS MFLAGS MAKELEVEL
 : "${srcdir:?}" "${MAKE:=make}" "${JOBS:=2}" "${CROSS_CHECK:=yes}"
 : "${CROSS_TESTS=tests/test_version tests/test_half tests/test_pattern_text tests/test_npy_write tests/test_tensor_file
-    tests/test_blocks_union tests/test_cpu_variants tests/test_cpu_select tests/test_attention_api}"
+    tests/test_blocks_union tests/test_cpu_variants tests/test_cpu_exp tests/test_cpu_select tests/test_attention_api}"
 top=$PWD/cross
 mkdir -p "$top"
 failed='' skipped=''

@@ -4,16 +4,8 @@
 #include "config.h"
 
 #include "cpu_cases.h"
-#include "cpu_threads.h"
-#include "kernels_avx2.h"
-#include "kernels_avx512.h"
-#include "kernels_neon.h"
-#include "kernels_c.h"
 
 #include <float.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 /* Lists: all keys; per token; per block of queries; one list a query head. */
 enum lists { DENSE, PER_TOKEN, PER_QUERY_HEAD };
@@ -238,8 +230,8 @@ static void test_unseen_keys(void **state)
     inputs_free(&in);
 }
 
-/* NaN where the reference has NaN, and nowhere else. One key only: two huge logits differ by less than float32 can
- * tell. */
+/* NaN where the reference has NaN, and nowhere else. One key only: two huge logits differ by less than float32
+ * can tell. */
 static void test_special_values(void **state)
 {
     (void)state;
@@ -299,222 +291,12 @@ static void test_threads(void **state)
     inputs_free(&in);
 }
 
-/* ---- the number of threads ---- */
-
-static void test_quota(void **state)
-{
-    (void)state;
-    assert_int_equal(cpu_quota_of("max 100000\n"), 0);
-    assert_int_equal(cpu_quota_of("-1 100000"), 0);
-    assert_int_equal(cpu_quota_of(""), 0);
-    assert_int_equal(cpu_quota_of("200000"), 0);
-    assert_int_equal(cpu_quota_of("200000 100000\n"), 2);
-    assert_int_equal(cpu_quota_of("150000 100000\n"), 2);
-    assert_int_equal(cpu_quota_of("1000 100000\n"), 1);
-    struct cpu_machine machine = cpu_machine_read();
-    assert_in_range(cpu_threads_default(&machine), getenv("OMP_NUM_THREADS") ? 0 : 1, 1 << 20);
-}
-
-#ifdef HAVE_HWLOC
-/* Machines that hwloc invents: one thread a core, whatever the packages, nodes and hardware threads; the share of a
- * core in the level-2 cache, the least when cores differ in nothing else. */
-static void test_machines(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *topology;
-        int cores;
-        int64_t cache_bytes;
-    } machines[] = {
-        {"pack:1 l2:4(size=1048576) core:1 pu:2", 4, 1 << 20},
-        {"pack:2 numa:2 l2:8(size=2097152) core:1 pu:1", 32, 2 << 20},
-        {"pack:1 l2:2(size=4194304) core:4 pu:1", 8, 1 << 20}, /* four cores share a cache */
-        {"numa:4 core:3 pu:2", 12, 0},
-        {"core:1 pu:8", 1, 0},
-    };
-    for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
-        assert_int_equal(setenv("HWLOC_SYNTHETIC", machines[i].topology, 1), 0);
-        struct cpu_machine machine = cpu_machine_read();
-        assert_int_equal(machine.cores, machines[i].cores);
-        assert_int_equal(machine.cache_bytes, machines[i].cache_bytes);
-#ifdef _OPENMP
-        if (!getenv("OMP_NUM_THREADS")) assert_true(cpu_threads_default(&machine) <= machine.cores);
-#endif
-    }
-    unsetenv("HWLOC_SYNTHETIC");
-}
-#endif
-
-/* Calls at work at the same time divide the cores; a number that the caller names holds. */
-static void test_shared_cores(void **state)
-{
-    (void)state;
-    clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
-    clattn_context *context, *fixed;
-    desc.backend = CLATTN_BACKEND_CPU;
-    assert_int_equal(clattn_context_create(&desc, &context), CLATTN_SUCCESS);
-    desc.threads = 3;
-    assert_int_equal(clattn_context_create(&desc, &fixed), CLATTN_SUCCESS);
-    struct cpu_state *cpu = context->state;
-    int alone = cpu_threads(context), own = cpu->threads;
-    assert_true(alone >= 1);
-    for (int calls = 1; calls <= 5; calls++) {
-        cpu_call_begin();
-        assert_int_equal(cpu_threads(context), own ? MAX(alone / calls, 1) : alone);
-#ifdef _OPENMP
-        assert_int_equal(cpu_threads(fixed), 3);
-#endif
-    }
-    for (int calls = 1; calls <= 5; calls++)
-        cpu_call_end();
-    assert_int_equal(cpu_threads(context), alone);
-#ifdef _OPENMP
-    int more = 0; /* within the caller's own team each call stays in its thread */
-#pragma omp parallel num_threads(2) reduction(+ : more)
-    if (omp_in_parallel()) more += cpu_threads(context) - 1;
-    assert_int_equal(more, 0);
-#endif
-    clattn_context_release(context);
-    clattn_context_release(fixed);
-}
-
-/* ---- exp ---- */
-
-/* Distance in units of the last place that a float has at `exact`. */
-static double units_off(float value, double exact)
-{
-    if (exact >= 0x1.ffffffp127) return value == INFINITY ? 0 : INFINITY;
-    int exponent = ilogb(exact);
-    return fabs((double)value - exact) / ldexp(1, (exact == 0 || exponent < -126 ? -126 : exponent) - 23);
-}
-
-/* Every 509th float from -inf to +inf, and all those around the ends of the range. */
-static void check_exp(const char *variant, void (*function)(const float *, float *, int64_t))
-{
-    enum { BATCH = 64 };
-    float x[BATCH], result[BATCH];
-    int64_t step = 509, count = 2 * INT64_C(0x7f800001);
-    double worst = 0;
-    float worst_at = 0;
-    for (int64_t at = 0; at < count; at += BATCH * step) {
-        for (int64_t i = 0; i < BATCH; i++) {
-            int64_t bits = MIN(at + i * step, count - 1);
-            x[i] = float_of_bits((uint32_t)(bits / 2) | (bits & 1 ? 0x80000000u : 0));
-        }
-        function(x, result, BATCH);
-        for (int i = 0; i < BATCH; i++) {
-            double off = units_off(result[i], exp((double)x[i]));
-            if (!(off <= worst)) {
-                worst = off;
-                worst_at = x[i];
-            }
-        }
-    }
-    printf("exp %s: at most %.3f ulp, at %.9g\n", variant, worst, (double)worst_at);
-    assert_true(worst <= 2);
-    const float ends[16] = {0,      -0.0f,  INFINITY, -INFINITY, 88.7228394f, 88.7228317f, 88.8f,  89,
-                            -87.3f, -87.4f, -103.9f,  -103.98f,  -104,        -105,        -1e38f, 1e38f};
-    float values[16], nan[16], not_numbers[16];
-    function(ends, values, 16);
-    for (int i = 0; i < 16; i++) {
-        nan[i] = i % 2 ? NAN : -NAN;
-        if (!(units_off(values[i], exp((double)ends[i])) <= 2))
-            fail_msg("exp %s: exp(%.9g) is %.9g", variant, (double)ends[i], (double)values[i]);
-    }
-    function(nan, not_numbers, 16);
-    for (int i = 0; i < 16; i++)
-        assert_true(isnan(not_numbers[i]));
-}
-
-/* Weights of a softmax: every 61st float from -0 down, 0 below -87. */
-static void check_exp_below(const char *variant, void (*function)(const float *, float *, int64_t))
-{
-    enum { BATCH = 64 };
-    float x[BATCH], result[BATCH];
-    for (int64_t at = 0; at <= 0x7f800000; at += BATCH * 61) {
-        for (int64_t i = 0; i < BATCH; i++)
-            x[i] = float_of_bits(0x80000000u | (uint32_t)MIN(at + i * 61, 0x7f800000));
-        function(x, result, BATCH);
-        for (int i = 0; i < BATCH; i++)
-            if (x[i] < -87 ? result[i] != 0 : !(units_off(result[i], exp((double)x[i])) <= 2))
-                fail_msg("exp below 0, %s: exp(%.9g) is %.9g", variant, (double)x[i], (double)result[i]);
-    }
-    for (int i = 0; i < BATCH; i++)
-        x[i] = i % 2 ? NAN : -NAN;
-    function(x, result, BATCH);
-    for (int i = 0; i < BATCH; i++)
-        assert_true(isnan(result[i]));
-}
-
-/* Terms of a sum beside a 1: every 61st float from -0 down, 2^-125 below -125. */
-static void check_exp2_below(const char *variant, void (*function)(const float *, float *, int64_t))
-{
-    enum { BATCH = 64 };
-    float x[BATCH], result[BATCH];
-    double worst = 0;
-    for (int64_t at = 0; at <= 0x7f800000; at += BATCH * 61) {
-        for (int64_t i = 0; i < BATCH; i++)
-            x[i] = float_of_bits(0x80000000u | (uint32_t)MIN(at + i * 61, 0x7f800000));
-        function(x, result, BATCH);
-        for (int i = 0; i < BATCH; i++) {
-            double off = fabs((double)result[i] * exp2(-fmax((double)x[i], -125)) - 1);
-            if (!(off <= 2e-7))
-                fail_msg("2^x, %s: 2^%.9g is %.9g", variant, (double)x[i], (double)result[i]);
-            worst = fmax(worst, off);
-        }
-    }
-    printf("2^x %s: within %.3g\n", variant, worst);
-    for (int i = 0; i < BATCH; i++)
-        x[i] = i % 2 ? NAN : -NAN;
-    function(x, result, BATCH);
-    for (int i = 0; i < BATCH; i++)
-        assert_true(isnan(result[i]));
-}
-
-static void test_exp(void **state)
-{
-    (void)state;
-    for (int n = 0; n < variant_count; n++) {
-        if (strcmp(variants[n].name, "c") == 0) {
-            check_exp("c", exp_c);
-            check_exp_below("c", exp_below_c);
-            check_exp2_below("c", exp2_below_c);
-        }
-#ifdef HAVE_CPU_AVX2
-        if (strcmp(variants[n].name, "avx2") == 0) {
-            check_exp("avx2", exp_avx2);
-            check_exp_below("avx2", exp_below_avx2);
-            check_exp2_below("avx2", exp2_below_avx2);
-        }
-#endif
-#ifdef HAVE_CPU_AVX512
-        if (strcmp(variants[n].name, "avx512") == 0) {
-            check_exp("avx512", exp_avx512);
-            check_exp_below("avx512", exp_below_avx512);
-            check_exp2_below("avx512", exp2_below_avx512);
-        }
-#endif
-#ifdef HAVE_CPU_NEON
-        if (strcmp(variants[n].name, "neon") == 0) {
-            check_exp("neon", exp_neon);
-            check_exp_below("neon", exp_below_neon);
-            check_exp2_below("neon", exp2_below_neon);
-        }
-#endif
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forward),     cmocka_unit_test(test_forward_large_stride),
         cmocka_unit_test(test_unseen_keys), cmocka_unit_test(test_special_values),
-        cmocka_unit_test(test_threads),     cmocka_unit_test(test_quota),
-#ifdef HAVE_HWLOC
-        cmocka_unit_test(test_machines),
-#endif
-        cmocka_unit_test(test_shared_cores),
-        cmocka_unit_test(test_exp),
+        cmocka_unit_test(test_threads),
     };
     random_seed();
     contexts_open();
