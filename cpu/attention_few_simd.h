@@ -12,7 +12,7 @@
  * Each key and value is read in the order of addresses, while those FEW_AHEAD rows further on are prefetched.
  */
 
-enum { FEW_ROWS = WIDTH / 4, FEW_AHEAD = 16, FEW_VECTORS = 8 };
+enum { FEW_AHEAD = 16, FEW_VECTORS = 8 };
 
 /* Row j of what is read, FEW_AHEAD rows on: at the end those of the next piece (NULL: none). */
 static inline const char *few_ahead(const struct rows *rows, const struct rows *next, int64_t j)

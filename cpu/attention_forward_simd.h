@@ -12,123 +12,12 @@
  *
  * Included by attention_forward_<variant>.c after a vector layer; mirrors attention_forward_ref.c. */
 
-#include "dot_simd.h"
-#include "tile_view_simd.h"
-#include "weighted_sum_simd.h"
+#include "forward_state_simd.h"
+#include "forward_values_simd.h"
 
 #include "attention_few_simd.h"
 
-struct forward_state {
-    const struct forward_job *job;
-    const struct forward_tile *tile;
-    struct tile_view view;
-    int64_t rows;                   /* query rows x heads */
-    int64_t block;                  /* keys of the largest piece */
-    int64_t out_stride;             /* of a row of out */
-    float *q;                       /* [lane group][dim][lanes] */
-    float *logits;                  /* [lane group][block][lanes], then the weights exp(z - row_max) */
-    float *out;                     /* [rows][out_stride], not yet divided by row_sum */
-    float *row_max, *row_sum;       /* [rows] */
-    float *correction;              /* [rows] exp(old row_max - new row_max) */
-    float *visible;                 /* of the view */
-    struct key_range *ranges;       /* [lane group] keys of the piece that some row sees */
-    float *key;                     /* packed keys: see dot_keys */
-    float *value;                   /* [block][2 * WIDTH] packed values of one panel */
-    float *key_scale, *value_scale; /* [block] of INT8 */
-    float *few;                     /* [FEW_ROWS][dim] queries */
-#if defined(SIMD_BYTE_DOTS)
-    struct byte_dots bytes;
-#endif
-};
-
-static int64_t rows_padded(int64_t rows)
-{
-    return round_up(rows, LANES_MAX);
-}
-
-/* Cuts the scratch memory; returns its size. scratch NULL: only the size. */
-static size_t state_layout(const struct forward_job *job, int64_t rows, void *scratch,
-                           struct forward_state *state)
-{
-    const struct problem *problem = job->problem;
-    int64_t lanes = rows_padded(rows), block = piece_capacity(job->blocks);
-    int64_t range_floats = lanes / LANES_MAX * (int64_t)(sizeof(struct key_range) / sizeof(float));
-    struct {
-        void *part;
-        int64_t floats;
-    } parts[] = {
-        {&state->q, lanes * problem->dim},
-        {&state->logits, lanes * block},
-        {&state->out, lanes * round_up(problem->dim_v, WIDTH)},
-        {&state->row_max, lanes},
-        {&state->row_sum, lanes},
-        {&state->correction, lanes},
-        {&state->visible, tile_view_floats(problem, job->blocks, lanes)},
-        {&state->ranges, range_floats},
-        {&state->key, CHUNK_ROWS_MAX * packed_stride(problem->dim)},
-        {&state->value, block * LANES_MAX},
-        {&state->key_scale, block},
-        {&state->value_scale, block},
-        {&state->few, FEW_ROWS * problem->dim},
-#if defined(SIMD_BYTE_DOTS)
-        {&state->bytes.memory, byte_dots_floats(job->k, lanes, block)},
-#endif
-    };
-    size_t used = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (scratch) *(void **)parts[i].part = (char *)scratch + used;
-        used += (size_t)round_up(parts[i].floats * (int64_t)sizeof(float), 64);
-    }
-    state->block = block;
-    state->rows = rows;
-    state->out_stride = round_up(problem->dim_v, WIDTH);
-    return used;
-}
-
-/* Query row of the sequence, and head, of row r of the tile. */
-static int64_t row_position(const struct forward_tile *tile, int64_t r)
-{
-    return tile->row + r / tile->heads;
-}
-
-static const void *tensor_tile_row(const struct forward_state *state, const clattn_tensor *tensor, int64_t r)
-{
-    const struct sequence *sequence = state->tile->sequence;
-    return tensor_row(tensor, sequence->batch, sequence->q_row + row_position(state->tile, r),
-                      state->tile->head + r % state->tile->heads);
-}
-
-static void state_begin(struct forward_state *state)
-{
-    const clattn_tensor *q = state->job->q;
-    int32_t dim = state->job->problem->dim;
-    for (int64_t first = 0; first < state->rows; first += LANES_MAX) {
-        int64_t left = MIN(state->rows - first, LANES_MAX);
-        const void *row[LANES_MAX];
-        for (int64_t lane = 0; lane < left; lane++)
-            row[lane] = tensor_tile_row(state, q, first + lane);
-        queries_pack(row, left, q->dtype, dim, state->q + first * dim, lane_vectors(left));
-    }
-    for (int64_t r = 0; r < state->rows && state->rows <= FEW_ROWS; r++)
-        for (int32_t d = 0; d < dim; d++)
-            state->few[r * dim + d] = state->q[d * WIDTH + r];
-#if defined(SIMD_BYTE_DOTS)
-    byte_dots_begin(&state->bytes, state->job->k, state->q, state->rows, rows_padded(state->rows));
-#endif
-    for (int64_t r = 0; r < rows_padded(state->rows); r++) {
-        state->row_max[r] = -INFINITY;
-        state->row_sum[r] = 0;
-    }
-    memset(state->out, 0, (size_t)(state->rows * state->out_stride) * sizeof(float));
-}
-
 /* ---- one piece ---- */
-
-struct block_view {
-    struct piece piece;
-    struct rows key, value;
-    bool finite; /* of a partial piece: are all values? */
-};
 
 /* Weights of one lane group: logits become exp(z - row_max). */
 static void softmax_lanes(struct forward_state *state, const struct block_view *block, int64_t first,
@@ -139,15 +28,15 @@ static void softmax_lanes(struct forward_state *state, const struct block_view *
     for (int n = 0; n < vectors; n++) {
         int64_t lane = first + n * WIDTH, lanes = vectors * WIDTH;
         float *z = state->logits + first * state->block + n * WIDTH;
-        vec old_max = vec_load(state->row_max + lane), new_max = old_max, other_max = old_max;
+        vec old_max = vec_load(state->row_max + lane), most[4] = {old_max, old_max, old_max, old_max};
         if (changes) view_logits(&state->view, &block->piece, range, lane, z, lanes, NULL);
         int64_t j = range.first;
-        for (; j + 2 <= range.end; j += 2) { /* two chains: each waits for its last result */
-            new_max = vec_max(vec_load(z + j * lanes), new_max);
-            other_max = vec_max(vec_load(z + (j + 1) * lanes), other_max);
+        for (; j + 4 <= range.end; j += 4) { /* chains: each waits for its last result */
+            UNROLL for (int i = 0; i < 4; i++) most[i] = vec_max(vec_load(z + (j + i) * lanes), most[i]);
         }
-        if (j < range.end) other_max = vec_max(vec_load(z + j * lanes), other_max);
-        new_max = vec_max(new_max, other_max);
+        for (; j < range.end; j++)
+            most[0] = vec_max(vec_load(z + j * lanes), most[0]);
+        vec new_max = vec_max(vec_max(most[0], most[1]), vec_max(most[2], most[3]));
         /* A row that has seen nothing subtracts 0: its weights are exp(-inf) = 0. */
         vec shift = vec_where_less(vec_set(-INFINITY), new_max, new_max, vec_zero()), sum = vec_zero();
         for (j = range.first; j < range.end; j++) {
@@ -159,145 +48,6 @@ static void softmax_lanes(struct forward_state *state, const struct block_view *
         vec_store(state->row_max + lane, new_max);
         vec_store(state->correction + lane, correction);
         vec_store(state->row_sum + lane, vec_fma(vec_load(state->row_sum + lane), correction, sum));
-    }
-}
-
-/* Columns d .. d + 2 * WIDTH - 1 of the values. Packed, with zeros past dim_v: 16-bit types, incomplete
- * vectors, and rows that would fall into a few cache sets when they are read more than once. */
-static struct float_rows value_panel(const struct forward_state *state, const struct rows *value, int32_t d,
-                                     int vectors)
-{
-    bool conflicts = value->stride != 0 && value->stride % 256 == 0 && state->rows > PV_ROWS;
-    if (value->dtype == CLATTN_FLOAT32 && d + vectors * WIDTH <= value->dim && !conflicts)
-        return (struct float_rows){(const float *)value->data + d, value->stride};
-    int64_t lanes = vectors * WIDTH, element = element_bytes(value->dtype);
-    int32_t exists = (int32_t)MIN(lanes, value->dim - d);
-    memset(state->value, 0, exists < lanes ? (size_t)(value->count * lanes) * sizeof(float) : 0);
-    panel_to_float(value->data + d * element, value->dtype, value->stride, value->count, exists, state->value,
-                   lanes);
-    return (struct float_rows){state->value, lanes};
-}
-
-struct panel {
-    struct float_rows value;
-    struct ahead ahead;
-    int64_t d; /* first column */
-    int vectors;
-};
-
-/* Keys first .. end - 1 for rows r .. r + rows - 1 of the lane group that begins at row `group`. */
-static void add_values(struct forward_state *state, const struct panel *panel, const float *correction,
-                       int64_t group, int64_t r, int rows, int64_t first, int64_t end)
-{
-    int64_t lanes = lane_vectors(state->rows - group) * WIDTH;
-    const float *p = state->logits + group * state->block + (r - group);
-    struct float_rows from = {panel->value.data + first * panel->value.stride, panel->value.stride};
-    weighted_sum_ahead(p + first * lanes, lanes, from, MAX(end - first, 0), correction,
-                       state->out + r * state->out_stride + panel->d, state->out_stride, panel->ahead, rows,
-                       panel->vectors);
-}
-
-/* One row, run by run of the keys that it sees: what it does not see must not matter, even where it is NaN. */
-static void add_values_seen(struct forward_state *state, const struct block_view *block,
-                            const struct panel *panel, int64_t group, int64_t r)
-{
-    const float one = 1, *correction = state->correction + r;
-    const struct tile_view *view = &state->view;
-    for (int64_t first = 0, end; first < block->piece.count; first = end) {
-        end = first + 1;
-        if (!view_sees(view, &block->piece, r, first)) continue;
-        while (end < block->piece.count && view_sees(view, &block->piece, r, end))
-            end++;
-        add_values(state, panel, correction, group, r, 1, first, end);
-        correction = &one;
-    }
-}
-
-/* Rows r .. r + rows - 1 of a lane group. Rows that see nothing of the piece are left alone; the weights of
- * what a row does not see are 0, which adds nothing while the values are finite. */
-static void block_values_rows(struct forward_state *state, const struct block_view *block,
-                              const struct panel *panel, int64_t group, int64_t r, int rows)
-{
-    struct view_run run = {.end = r};
-    while (view_run_next(&state->view, &block->piece, r + rows, &run)) {
-        if (!block->piece.partial || block->finite)
-            add_values(state, panel, state->correction + run.row, group, run.row, (int)(run.end - run.row),
-                       run.first, run.last);
-        else
-            for (int64_t row = run.row; row < run.end; row++)
-                add_values_seen(state, block, panel, group, row);
-    }
-}
-
-/* Shares the lines of the next piece's keys among the calls of block_values_rows: call `n` of `calls`
- * prefetches its part of them in the order of addresses while it computes `steps` keys, or, of rows with gaps,
- * one line of each row, and further ones before. */
-static struct ahead share_lines(const struct rows *next, int64_t steps, int64_t n, int64_t calls, bool before)
-{
-    if (next && !before && rows_contiguous(next)) {
-        int64_t bytes = next->count * stride_bytes(next), from = n * bytes / calls;
-        int64_t step = ((n + 1) * bytes / calls - from) / steps;
-        if (step <= LINE) return (struct ahead){next->data + from, step};
-    }
-    int64_t from = next ? n * row_lines(next) / calls : 0, to = next ? (n + 1) * row_lines(next) / calls : 0;
-    static const char nothing;
-    struct ahead none = {&nothing, 0};
-    if (from == to) return none;
-    prefetch_lines(next, from, before ? to : to - 1);
-    return before ? none : (struct ahead){next->data + (to - 1) * LINE, stride_bytes(next)};
-}
-
-#if defined(SIMD_TALL_ROWS)
-/* Values that are not float32 and that one tall tile reads only once are converted where they are used. */
-static bool block_values_tall(struct forward_state *state, const struct block_view *block,
-                              const struct rows *next)
-{
-    const struct rows *value = &block->value;
-    int64_t panels = value->dim / WIDTH;
-    if (block->piece.partial || state->rows != SIMD_TALL_ROWS || value->dtype == CLATTN_FLOAT32 ||
-        value->dim % WIDTH != 0)
-        return false;
-    for (int64_t n = 0; n < panels; n++)
-        weighted_sum_tall(state->logits, value->data + n * WIDTH * element_bytes(value->dtype), value->dtype,
-                          stride_bytes(value), value->count, state->correction, state->out + n * WIDTH,
-                          state->out_stride, share_lines(next, value->count, n, panels, false));
-    return true;
-}
-#endif
-
-/* Weights of int8 values get their scales: fewer products than scaling the values. */
-static void scale_weights(struct forward_state *state, const struct block_view *block)
-{
-    for (int64_t first = 0; first < state->rows; first += LANES_MAX) {
-        struct key_range range = state->ranges[first / LANES_MAX];
-        int64_t lanes = lane_vectors(state->rows - first) * WIDTH;
-        rows_scale(block->value.scale + range.first, range.end - range.first,
-                   state->logits + first * state->block + range.first * lanes, lanes);
-    }
-}
-
-/* out = out * correction + weights * values; meanwhile the next piece's keys are prefetched. */
-static void block_values(struct forward_state *state, struct block_view *block, const struct rows *next)
-{
-    if (block->value.scale) scale_weights(state, block);
-#if defined(SIMD_TALL_ROWS)
-    if (block_values_tall(state, block, next)) return;
-#endif
-    int64_t panels = ceil_div(state->out_stride, 2 * WIDTH), call = 0;
-    int64_t groups = state->rows / LANES_MAX, rest = state->rows % LANES_MAX;
-    int64_t calls = panels * (groups * ceil_div(LANES_MAX, PV_ROWS) + ceil_div(rest, PV_ROWS));
-    if (block->piece.partial) block->finite = rows_finite(&block->value);
-    for (int64_t n = 0; n < panels; n++) {
-        struct panel panel = {.d = n * 2 * WIDTH};
-        panel.vectors = state->out_stride - panel.d > WIDTH ? 2 : 1;
-        panel.value = value_panel(state, &block->value, (int32_t)panel.d, panel.vectors);
-        for (int64_t group = 0; group < state->rows; group += LANES_MAX) {
-            int64_t end = MIN(group + LANES_MAX, state->rows);
-            for (int64_t r = group; r < end; r += PV_ROWS) {
-                panel.ahead = share_lines(next, block->piece.count, call++, calls, block->piece.partial);
-                block_values_rows(state, block, &panel, group, r, (int)MIN(PV_ROWS, end - r));
-            }
-        }
     }
 }
 
@@ -396,6 +146,22 @@ static void prefetch_next_query(const struct forward_state *state, int64_t r)
         prefetch_line(row + at);
 }
 
+/* Columns that stand as even and odd ones (see forward_state) in their order. */
+static void interleave_pairs(float *out, int32_t dim_v)
+{
+#if defined(SIMD_TALL_ROWS)
+    for (int32_t d = 0; d < dim_v; d += 2 * WIDTH) {
+        vec low, high;
+        vec_interleave(vec_load(out + d), vec_load(out + d + WIDTH), &low, &high);
+        vec_store(out + d, low);
+        vec_store(out + d + WIDTH, high);
+    }
+#else
+    (void)out;
+    (void)dim_v;
+#endif
+}
+
 static void state_finish(struct forward_state *state)
 {
     const struct forward_job *job = state->job;
@@ -411,6 +177,7 @@ static void state_finish(struct forward_state *state)
         if (empty) memset(from, 0, (size_t)state->out_stride * sizeof(float));
         for (; d < dim_v; d += WIDTH)
             vec_store(from + d, vec_div(vec_mul(vec_load(from + d), vec_set(factor)), divisor));
+        if (state->value_pairs) interleave_pairs(from, dim_v);
         for (d = 0; d + WIDTH <= dim_v; d += WIDTH)
             vec_store_as(to, job->out->dtype, d, vec_load(from + d));
         for (; d < dim_v; d++)
@@ -456,8 +223,14 @@ static void block_logits(struct forward_state *state, const struct block_view *b
         return;
     }
 #endif
-    dot_keys_seen(state->q, state->rows, &codes, state->job->problem->scale, state->ranges, state->logits,
-                  state->block, state->key, &block->value);
+#if defined(SIMD_STREAM_ROWS)
+    if (dot_stream_fits(state->rows, &codes) && codes.dtype != CLATTN_FLOAT32 && state->ranges[0].first == 0 &&
+        state->ranges[0].end == codes.count) {
+        dot_stream(state->q, &codes, state->job->problem->scale, state->logits, state->chunks, &block->value);
+    } else
+#endif
+        dot_keys_seen(state->q, state->rows, &codes, state->job->problem->scale, state->ranges, state->logits,
+                      state->block, state->key, &block->value);
     for (int64_t first = 0; first < state->rows && block->key.scale; first += LANES_MAX) {
         struct key_range range = state->ranges[first / LANES_MAX];
         int64_t lanes = lane_vectors(state->rows - first) * WIDTH;

@@ -45,7 +45,11 @@ static inline vec vec_exp_below(vec x)
     p = vec_fma(p, r, vec_set(0.49999994f));
     p = vec_fma(p, r, vec_set(1));
     p = vec_fma(p, r, vec_set(1));
+#if defined(SIMD_SCALE_FROM)
+    return vec_scale_from(p, n, x, least);
+#else
     return vec_where_less(x, least, vec_zero(), vec_scale_near(p, n));
+#endif
 }
 
 /* 2^x for x <= 0, within 2e-7 of itself from -125 on and 2^-125 below; NaN for NaN. For sums that have a term

@@ -36,6 +36,29 @@ ALWAYS_INLINE vec vec_load_as(const void *row, clattn_dtype dtype, int64_t i)
     return vec_load((const float *)row + i);
 }
 
+#if defined(SIMD_BFLOAT16_PAIRS)
+/* Vector `half` (0 or 1) of PAIR elements that stand together. Of BFLOAT16 these are the even and the odd ones,
+ * which takes half the work of vec_load_bfloat16. */
+enum { PAIR = 2 * WIDTH };
+
+ALWAYS_INLINE vec vec_load_half(const void *pair, clattn_dtype dtype, const int half)
+{
+    if (dtype == CLATTN_BFLOAT16) return half ? vec_load_bfloat16_odd(pair) : vec_load_bfloat16_even(pair);
+    return vec_load_as(pair, dtype, half * WIDTH);
+}
+
+/* Distance of a vector's elements, and the first of the second vector. */
+ALWAYS_INLINE int64_t half_step(clattn_dtype dtype)
+{
+    return dtype == CLATTN_BFLOAT16 ? 2 : 1;
+}
+
+ALWAYS_INLINE int64_t half_first(clattn_dtype dtype)
+{
+    return dtype == CLATTN_BFLOAT16 ? 1 : WIDTH;
+}
+#endif
+
 ALWAYS_INLINE void vec_store_as(void *row, clattn_dtype dtype, int64_t i, vec a)
 {
     if (dtype == CLATTN_FLOAT16)

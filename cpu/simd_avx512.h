@@ -12,6 +12,9 @@
 enum { WIDTH = 16, DOT_ROWS_1 = 16, DOT_ROWS_2 = 12, PV_ROWS = 8 };
 #define SIMD_PV_ROWS_8
 #define SIMD_TALL_ROWS 16 /* rows of weighted_sum_tall: as many sums, each of one vector */
+#define SIMD_BFLOAT16_PAIRS
+#define SIMD_STREAM_ROWS 16 /* rows of a chunk of dot_stream: as many sums */
+#define SIMD_SCALE_FROM
 #define SIMD_PAIRS_6
 #define SIMD_PAIRS_8
 #define SIMD_DOUBLES 8
@@ -90,9 +93,10 @@ static inline vec vec_scale_exponent(vec a, vec n)
     return _mm512_scalef_ps(a, n);
 }
 
-static inline vec vec_scale_near(vec a, vec n)
+/* a 2^n; 0 where x is less than `least`. */
+static inline vec vec_scale_from(vec a, vec n, vec x, vec least)
 {
-    return _mm512_scalef_ps(a, n);
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), a, n);
 }
 
 static inline vec vec_fraction(vec a)
@@ -105,7 +109,8 @@ static inline vec vec_scale_floor(vec a, vec n)
     return _mm512_scalef_ps(a, n); /* which takes the integer below n itself */
 }
 
-/* One permutation: the elements become the upper halves of words, whose lower halves the mask clears. */
+/* A permutation of words (two instructions of the machine): the elements become the upper halves, the mask
+ * clears the lower ones. */
 static inline vec vec_load_bfloat16(const uint16_t *p)
 {
     const __m512i place = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5,
@@ -117,6 +122,25 @@ static inline vec vec_load_bfloat16(const uint16_t *p)
 static inline vec vec_load_float16(const uint16_t *p)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+
+/* Of 2 * WIDTH elements: one instruction. */
+static inline vec vec_load_bfloat16_even(const void *p)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+}
+
+static inline vec vec_load_bfloat16_odd(const void *p)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(-65536)));
+}
+
+/* The elements of both in their order again. */
+static inline void vec_interleave(vec even, vec odd, vec *low, vec *high)
+{
+    const __m512i place = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    *low = _mm512_permutex2var_ps(even, place, odd);
+    *high = _mm512_permutex2var_ps(even, _mm512_add_epi32(place, _mm512_set1_epi32(8)), odd);
 }
 
 static inline vec vec_load_int8(const int8_t *p)

@@ -45,13 +45,13 @@ ALWAYS_INLINE void weighted_sum_tile(const float *p, int64_t lanes, struct float
  * becomes float32 in a register. v [keys][stride bytes] */
 ALWAYS_INLINE void weighted_sum_tall_of(const float *p, const char *v, clattn_dtype dtype, int64_t stride,
                                         int64_t keys, const float *correction, float *out, int64_t out_stride,
-                                        struct ahead ahead)
+                                        struct ahead ahead, const int half)
 {
     vec sum[SIMD_TALL_ROWS];
     UNROLL for (int r = 0; r < SIMD_TALL_ROWS; r++) sum[r] =
         vec_mul(vec_load(out + r * out_stride), vec_set(correction[r]));
     for (int64_t j = 0; j < keys; j++, p += SIMD_TALL_ROWS, v += stride) {
-        vec value = vec_load_as(v, dtype, 0);
+        vec value = half < 0 ? vec_load_as(v, dtype, 0) : vec_load_half(v, dtype, half);
         prefetch_line(ahead.at);
         ahead.at += ahead.stride;
         UNROLL for (int r = 0; r < SIMD_TALL_ROWS; r++) sum[r] = vec_fma(vec_set(p[r]), value, sum[r]);
@@ -59,18 +59,21 @@ ALWAYS_INLINE void weighted_sum_tall_of(const float *p, const char *v, clattn_dt
     UNROLL for (int r = 0; r < SIMD_TALL_ROWS; r++) vec_store(out + r * out_stride, sum[r]);
 }
 
+/* half: of the PAIR at v, -1: of single vectors. */
 static inline void weighted_sum_tall(const float *p, const char *v, clattn_dtype dtype, int64_t stride,
                                      int64_t keys, const float *correction, float *out, int64_t out_stride,
-                                     struct ahead ahead)
+                                     struct ahead ahead, int half)
 {
-    if (dtype == CLATTN_FLOAT16)
-        weighted_sum_tall_of(p, v, CLATTN_FLOAT16, stride, keys, correction, out, out_stride, ahead);
+    if (dtype == CLATTN_BFLOAT16 && half == 0)
+        weighted_sum_tall_of(p, v, CLATTN_BFLOAT16, stride, keys, correction, out, out_stride, ahead, 0);
+    else if (dtype == CLATTN_BFLOAT16 && half == 1)
+        weighted_sum_tall_of(p, v, CLATTN_BFLOAT16, stride, keys, correction, out, out_stride, ahead, 1);
+    else if (dtype == CLATTN_FLOAT16)
+        weighted_sum_tall_of(p, v, CLATTN_FLOAT16, stride, keys, correction, out, out_stride, ahead, -1);
     else if (dtype == CLATTN_BFLOAT16)
-        weighted_sum_tall_of(p, v, CLATTN_BFLOAT16, stride, keys, correction, out, out_stride, ahead);
-    else if (dtype == CLATTN_INT8)
-        weighted_sum_tall_of(p, v, CLATTN_INT8, stride, keys, correction, out, out_stride, ahead);
+        weighted_sum_tall_of(p, v, CLATTN_BFLOAT16, stride, keys, correction, out, out_stride, ahead, -1);
     else
-        weighted_sum_tall_of(p, v, CLATTN_FLOAT32, stride, keys, correction, out, out_stride, ahead);
+        weighted_sum_tall_of(p, v, CLATTN_INT8, stride, keys, correction, out, out_stride, ahead, -1);
 }
 #endif
 
