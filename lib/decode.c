@@ -55,6 +55,25 @@ static clattn_status check_selection(clattn_context *context, const clattn_cache
     return CLATTN_SUCCESS;
 }
 
+/* Queries without keys and values of the call: the cache says what they have to be. */
+static clattn_status check_queries(clattn_context *context, const clattn_cache_desc *cache,
+                                   const clattn_tensor *q)
+{
+    bool fits = cache->dtype == CLATTN_INT8 ? q->dtype != CLATTN_INT8 : q->dtype == cache->dtype;
+    if (q->batch != 1)
+        return fail(context, CLATTN_INVALID_SHAPE, "q.batch is %lld; 1 is needed", (long long)q->batch);
+    if (q->dim != cache->dim)
+        return fail(context, CLATTN_INVALID_SHAPE, "q.dim is %lld; the cache has %d", (long long)q->dim,
+                    cache->dim);
+    if (q->heads % cache->kv_heads)
+        return fail(context, CLATTN_INVALID_SHAPE, "q.heads is %lld; a multiple of the cache's %d is needed",
+                    (long long)q->heads, cache->kv_heads);
+    if (!fits)
+        return fail(context, CLATTN_INVALID_DTYPE, "q.dtype is %s; the cache takes %s", dtype_name(q->dtype),
+                    cache->dtype == CLATTN_INT8 ? "floating types" : dtype_name(cache->dtype));
+    return CLATTN_SUCCESS;
+}
+
 /* The tensors among themselves; then the lengths and pages of the cache take the place of the tensors'. */
 static clattn_status step_problem(clattn_context *context, struct step *step, const struct tensors *tensors)
 {
@@ -74,7 +93,9 @@ static clattn_status step_problem(clattn_context *context, struct step *step, co
     if (!status && tensors->q->len != step->rows)
         status = fail(context, CLATTN_INVALID_SHAPE, "q.len is %lld; the sum of lens is %lld",
                       (long long)tensors->q->len, (long long)step->rows);
-    if (!status) status = cache_check_rows(context, cache, all.k, all.v, step->rows);
+    if (!status)
+        status = appends ? cache_check_rows(context, cache, all.k, all.v, step->rows)
+                         : check_queries(context, &cache->desc, tensors->q);
     desc.sequences = step->count;
     desc.cu_seqlens_q = desc.cu_seqlens_k = step->starts;
     if (!status) status = problem_init(context, &desc, &all, 1, &step->problem);

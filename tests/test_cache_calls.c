@@ -369,6 +369,42 @@ static void test_out_of_pages(void **state)
     }
 }
 
+/* Without keys in the call nothing is said of keys: a query that does not fit the cache is what is named. */
+static void check_queries(const struct target *target, clattn_cache *cache, clattn_tensor q, clattn_tensor out,
+                          clattn_status right, const char *named)
+{
+    static const int32_t sequence = 1, len = 2;
+    char error[256] = "";
+    clattn_status status = clattn_decode(target->context, cache, NULL, NULL, 1, &sequence, &len, &q, NULL, NULL,
+                                         &out, NULL, NULL, NULL);
+    clattn_context_error(target->context, error, sizeof error);
+    if (status != right || strncmp(error, named, strlen(named)) != 0)
+        fail_msg("%s: status %d, '%s'; %d and '%s ...' are right", target->label, status, error, right, named);
+}
+
+static void test_queries_alone(void **state)
+{
+    (void)state;
+    FOR_EACH_CACHE(target)
+    {
+        clattn_cache_desc desc = small_desc(CLATTN_FLOAT32);
+        struct fixture f = small_fixture(CLATTN_FLOAT32, 98), half = small_fixture(CLATTN_FLOAT16, 98);
+        clattn_cache *cache = cache_new(target, &desc);
+        clattn_tensor q = tensor_rows(&f.q.view, 0, 2), h = tensor_rows(&half.q.view, 0, 2), t;
+        clattn_tensor out = tensor_rows(&f.out.view, 0, 2);
+        array_poison(&f.out);
+        check_queries(target, cache, h, out, CLATTN_INVALID_DTYPE, "q.dtype is float16");
+        check_queries(target, cache, (t = q, t.dtype = CLATTN_INT8, t), out, CLATTN_INVALID_DTYPE, "q.dtype");
+        check_queries(target, cache, (t = q, t.dim--, t), out, CLATTN_INVALID_SHAPE, "q.dim");
+        check_queries(target, cache, (t = q, t.batch = 2, t), out, CLATTN_INVALID_SHAPE, "q.batch");
+        check_queries(target, cache, (t = q, t.heads--, t), out, CLATTN_INVALID_SHAPE, "q.heads");
+        assert_true(array_untouched(&f.out));
+        clattn_cache_release(target->context, cache);
+        fixture_free(&f);
+        fixture_free(&half);
+    }
+}
+
 static void test_arguments(void **state)
 {
     static const int32_t twice[2] = {1, 1}, ones[2] = {1, 1}, minus[2] = {1, -1}, pair[2] = {0, 1},
@@ -437,7 +473,7 @@ int main(void)
         cmocka_unit_test(test_work),      cmocka_unit_test(test_memory),
         cmocka_unit_test(test_storage),   cmocka_unit_test(test_int8),
         cmocka_unit_test(test_desc),      cmocka_unit_test(test_out_of_pages),
-        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_arguments), cmocka_unit_test(test_queries_alone),
     };
     return cmocka_run_group_tests(tests, targets_open, targets_close);
 }
