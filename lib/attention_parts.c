@@ -47,11 +47,7 @@ clattn_status forward_in_parts(clattn_context *context, const clattn_attention_d
 {
     struct part coarse = {0}, rest = {0};
     clattn_sync steps; /* of all but the last */
-    const clattn_sync *sync = job->sync ? &steps : NULL;
-    if (job->sync) {
-        steps = *job->sync;
-        steps.event = NULL;
-    }
+    const clattn_sync *sync = sync_without_event(job->sync, &steps);
     clattn_status status = part_run(context, attention, job, job->blocks->coarse, sync, &coarse);
     if (!status) status = part_run(context, attention, job, job->blocks->rest, sync, &rest);
     struct merge_job merge = {&coarse.out, &coarse.lse, &rest.out, &rest.lse, job->out, job->lse, job->sync};

@@ -61,13 +61,15 @@ clattn_status cache_append_run(clattn_context *context, clattn_cache *cache, str
                                int64_t count, const clattn_tensor *k, const clattn_tensor *v,
                                const clattn_sync *sync)
 {
+    clattn_sync steps;
+    const clattn_sync *before = sync_without_event(sync, &steps);
     clattn_status status = check_room(context, cache, spans, count);
-    if (!status) status = cache_take_pages(context, cache, spans, count, sync);
+    if (!status) status = cache_take_pages(context, cache, spans, count, before);
     if (status) return status;
     struct cache_append_job job = {cache, spans, count, k, v, sync};
     status = context->backend->cache_append(context, &job);
     if (status) {
-        cache_append_undo(context, cache, spans, count, sync);
+        cache_append_undo(context, cache, spans, count, before);
         return status;
     }
     for (int64_t s = 0; s < count; s++) {

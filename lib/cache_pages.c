@@ -147,6 +147,12 @@ static clattn_status check_length(clattn_context *context, const clattn_cache *c
                 (long long)length, sequence, (long long)cache->length[sequence]);
 }
 
+/* Nothing to enqueue: the event still has to come after the wait list. */
+static clattn_status copy_nothing(clattn_context *context, clattn_cache *cache, const clattn_sync *sync)
+{
+    return sync ? context->backend->cache_copy(context, cache, NULL, 0, sync) : CLATTN_SUCCESS;
+}
+
 clattn_status clattn_cache_truncate(clattn_context *context, clattn_cache *cache, int32_t sequence,
                                     int64_t length, const clattn_sync *sync)
 {
@@ -161,8 +167,9 @@ clattn_status clattn_cache_truncate(clattn_context *context, clattn_cache *cache
     for (int64_t entry = pages_of(cache, before); entry-- > pages_of(cache, length);)
         page_drop(cache, table[entry]);
     cache->length[sequence] = length;
-    if (length == 0 || length == before) return CLATTN_SUCCESS;
-    return context->backend->cache_cut(context, cache, sequence, sync ? &sync_copy : NULL);
+    sync = sync ? &sync_copy : NULL;
+    return length == 0 || length == before ? copy_nothing(context, cache, sync)
+                                           : context->backend->cache_cut(context, cache, sequence, sync);
 }
 
 /* Rows of a region of statistics that `to` takes over from `from`: of every head, `rows` from row `first` on.
@@ -206,7 +213,7 @@ clattn_status clattn_cache_share(clattn_context *context, clattn_cache *cache, i
                                  int64_t length, const clattn_sync *sync)
 {
     if (!context) return CLATTN_INVALID_ARGUMENT;
-    clattn_sync sync_copy;
+    clattn_sync sync_copy, steps;
     clattn_status status = check_sequence(context, cache, "from", from);
     if (!status) status = check_sequence(context, cache, "to", to);
     if (!status) status = check_length(context, cache, from, length);
@@ -214,8 +221,12 @@ clattn_status clattn_cache_share(clattn_context *context, clattn_cache *cache, i
         status = fail(context, CLATTN_INVALID_ARGUMENT, "to is %d, which has %lld tokens; it must be empty", to,
                       (long long)cache->length[to]);
     if (!status) status = check_sync(context, sync, &sync_copy);
-    if (status || length == 0) return status;
-    status = copy_statistics(context, cache, from, to, length, sync ? &sync_copy : NULL);
+    if (status) return status;
+    sync = sync ? &sync_copy : NULL;
+    if (length == 0) return copy_nothing(context, cache, sync);
+    bool cuts = length < cache->length[from];
+    status =
+        copy_statistics(context, cache, from, to, length, cuts ? sync_without_event(sync, &steps) : sync);
     if (status) return status;
     for (int64_t entry = 0; entry < pages_of(cache, length); entry++) {
         int32_t page = cache_table(cache, from)[entry];
@@ -223,8 +234,7 @@ clattn_status clattn_cache_share(clattn_context *context, clattn_cache *cache, i
         cache->refs[page]++;
     }
     cache->length[to] = length;
-    if (length == cache->length[from]) return CLATTN_SUCCESS;
-    status = context->backend->cache_cut(context, cache, to, sync ? &sync_copy : NULL);
+    if (cuts) status = context->backend->cache_cut(context, cache, to, sync);
     if (status) clattn_cache_truncate(context, cache, to, 0, NULL);
     return status;
 }

@@ -159,6 +159,15 @@ clattn_status check_tensor(clattn_context *context, const char *name, const clat
 clattn_status check_present(clattn_context *context, const struct tensors *t);
 clattn_status check_sync(clattn_context *context, const clattn_sync *sync, clattn_sync *copy);
 
+/* Of every step of a call but the last, whose event the caller asks for; NULL: none. */
+static inline const clattn_sync *sync_without_event(const clattn_sync *sync, clattn_sync *copy)
+{
+    if (!sync) return NULL;
+    *copy = *sync;
+    copy->event = NULL;
+    return copy;
+}
+
 /* Size arithmetic that refuses to overflow: *product = a * b, false when it exceeds 63 bits. */
 static inline bool multiply(int64_t a, int64_t b, int64_t *product)
 {

@@ -140,15 +140,6 @@ static void call_end(struct call *call)
     problem_release(&call->problem);
 }
 
-/* The sync of all steps but the last. */
-static const clattn_sync *without_event(const clattn_sync *sync, clattn_sync *copy)
-{
-    if (!sync) return NULL;
-    *copy = *sync;
-    copy->event = NULL;
-    return copy;
-}
-
 static clattn_status forward_tiles(struct call *call, bool has_lse, const clattn_sync *last)
 {
     const clattn_neighborhood *plan = call->plan;
@@ -196,7 +187,7 @@ clattn_status clattn_neighborhood_forward(clattn_context *context, const clattn_
     struct tensors tensors = {q, k, v, out, lse};
     struct call call = {.context = context, .plan = plan};
     clattn_status status = check_sync(context, sync, &last);
-    call.sync = without_event(sync ? &last : NULL, &steps);
+    call.sync = sync_without_event(sync ? &last : NULL, &steps);
     if (!status) status = call_begin(&call, scale, &tensors, extra_k, extra_v, false);
     if (!status)
         status = call.direct ? forward_direct(&call, lse != NULL)
@@ -373,7 +364,7 @@ clattn_status clattn_neighborhood_backward(clattn_context *context, const clattn
         status = fail(context, CLATTN_INVALID_ARGUMENT, "lse is NULL; the backward pass needs it");
     if (!status && !gradients) status = fail(context, CLATTN_INVALID_ARGUMENT, "gradients is NULL");
     if (!status) status = desc_copy(context, "gradients", &g, sizeof g, gradients);
-    call.sync = without_event(sync ? &last : NULL, &steps);
+    call.sync = sync_without_event(sync ? &last : NULL, &steps);
     if (!status) status = call_begin(&call, scale, &tensors, extra_k, extra_v, true);
     if (!status) status = check_results(&call, &g, dextra_k, dextra_v, &tensors);
     if (!status) status = results_stage(&call, &g, dextra_k, dextra_v, &results);

@@ -6,6 +6,8 @@
  * Keys are small integers, so that their sums are exact and the means equal, bit for bit, whatever the order of
  * addition and its type. */
 
+#include "lib/cache.h" /* before CMocka, whose `fail` is a macro */
+
 #include "opencl_fixture.h"
 
 #include "harness.h"
@@ -363,6 +365,97 @@ static void test_own_memory(void **state)
     target_report("the caller's memory");
 }
 
+/* ---- events ---- */
+
+static int events_wanted; /* from the steps of a call */
+static const struct backend *own;
+
+static clattn_status copy_counted(clattn_context *context, clattn_cache *cache, const struct cache_copy *copies,
+                                  int64_t count, const clattn_sync *sync)
+{
+    events_wanted += sync && sync->event;
+    return own->cache_copy(context, cache, copies, count, sync);
+}
+
+static clattn_status cut_counted(clattn_context *context, clattn_cache *cache, int32_t sequence,
+                                 const clattn_sync *sync)
+{
+    events_wanted += sync && sync->event;
+    return own->cache_cut(context, cache, sequence, sync);
+}
+
+static clattn_status append_counted(clattn_context *context, const struct cache_append_job *job)
+{
+    events_wanted += job->sync && job->sync->event;
+    return own->cache_append(context, job);
+}
+
+/* After a call: it gave one event, which is that of its last step. More would never be released. */
+static void check_event(const struct target *target, clattn_status status, const char *what, void **event)
+{
+    cl_event done = *event;
+    check(target->context, status, what, target->label);
+    if (!done || events_wanted != 1)
+        fail_msg("%s: %s gave event %p, asked for %d times", target->label, what, (void *)done, events_wanted);
+    assert_int_equal(clWaitForEvents(1, &done), 0);
+    clReleaseEvent(done);
+    *event = NULL;
+    events_wanted = 0;
+}
+
+static void check_events(const struct target *target)
+{
+    clattn_context *context = target->context;
+    clattn_cache_desc desc = desc_of(&settings[1]);
+    const int32_t one = 1, len = 21, more = 3, none = 0;
+    clattn_cache *cache = NULL;
+    clattn_tensor k, v;
+    void *event = NULL;
+    clattn_sync sync = CLATTN_SYNC_INIT;
+    sync.event = &event;
+    check(context, clattn_cache_create(context, &desc, &cache), "create", target->label);
+    check(context, clattn_tensor_create(context, CLATTN_FLOAT32, 1, len, KV_HEADS, DIM, &k), "k",
+          target->label);
+    check(context, clattn_tensor_create(context, CLATTN_FLOAT32, 1, len, KV_HEADS, DIM_V, &v), "v",
+          target->label);
+    clattn_tensor some_k = k, some_v = v, no_k = k, no_v = v;
+    some_k.len = some_v.len = more;
+    no_k.len = no_v.len = 0;
+#define APPEND(LEN, K, V) clattn_cache_append(context, cache, 1, &one, LEN, K, V, &sync)
+#define TRUNCATE(LENGTH) clattn_cache_truncate(context, cache, one, LENGTH, &sync)
+#define SHARE(LENGTH) clattn_cache_share(context, cache, one, 0, LENGTH, &sync)
+    check_event(target, APPEND(&len, &k, &v), "appending", &event);
+    check_event(target, APPEND(&none, &no_k, &no_v), "appending nothing", &event);
+    check_event(target, SHARE(0), "sharing nothing", &event);
+    check_event(target, SHARE(len - 2), "sharing a part", &event);
+    check_event(target, APPEND(&more, &some_k, &some_v), "appending to a shared page", &event);
+    check(context, clattn_cache_truncate(context, cache, 0, 0, NULL), "truncate", target->label);
+    check_event(target, SHARE(len + more), "sharing everything", &event);
+    check_event(target, TRUNCATE(len + more), "cutting nothing", &event);
+    check_event(target, TRUNCATE(5), "cutting", &event);
+    check_event(target, TRUNCATE(0), "freeing", &event);
+    clattn_tensor_release(context, &k);
+    clattn_tensor_release(context, &v);
+    clattn_cache_release(context, cache);
+}
+
+static void test_events(void **state)
+{
+    (void)state;
+    FOR_EACH_TARGET (target) {
+        if (!is_device(target) || !target_runs(target, SIZE_NORMAL)) continue;
+        own = target->context->backend;
+        struct backend counting = *own;
+        counting.cache_copy = copy_counted;
+        counting.cache_cut = cut_counted;
+        counting.cache_append = append_counted;
+        target->context->backend = &counting;
+        check_events(target);
+        target->context->backend = own;
+    }
+    target_report("events of a cache's calls");
+}
+
 static int set_up(void **state)
 {
     clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
@@ -380,6 +473,6 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_history), cmocka_unit_test(test_random),
-                                       cmocka_unit_test(test_own_memory)};
+                                       cmocka_unit_test(test_own_memory), cmocka_unit_test(test_events)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
