@@ -209,6 +209,17 @@ static clattn_status cpu_storage_read(clattn_context *context, const struct stor
     return CLATTN_SUCCESS;
 }
 
+static clattn_status cpu_storage_fill(clattn_context *context, struct storage *storage, int32_t value,
+                                      size_t words, const clattn_sync *sync)
+{
+    int32_t *to = storage->host;
+    (void)context;
+    (void)sync;
+    for (size_t n = 0; n < words; n++)
+        to[n] = value;
+    return CLATTN_SUCCESS;
+}
+
 static clattn_status cpu_tensor_copy(clattn_context *context, const clattn_tensor *from,
                                      const clattn_tensor *to)
 {
@@ -254,7 +265,7 @@ COUNTED(cpu_decode, decode_job)
         .id = ID, .host_memory = true, .knows_neighborhoods = IS_REFERENCE, .open = OPEN, .close = cpu_close,  \
         .describe = cpu_describe, .storage_create = cpu_storage_create,                                        \
         .storage_release = cpu_storage_release, .storage_write = cpu_storage_write,                            \
-        .storage_read = cpu_storage_read, .tensor_upload = cpu_tensor_copy,                                    \
+        .storage_read = cpu_storage_read, .storage_fill = cpu_storage_fill, .tensor_upload = cpu_tensor_copy,  \
         .tensor_download = cpu_tensor_copy, .finish = cpu_finish, .pyramid_build = cpu_pyramid_build_counted,  \
         .select = cpu_select_counted, .forward = cpu_forward_counted, .gather = cpu_gather_counted,            \
         .merge = cpu_merge_counted, .quantize = cpu_quantize_counted, .backward = cpu_backward_counted,        \

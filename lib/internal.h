@@ -361,6 +361,9 @@ struct backend {
                                    size_t bytes);
     clattn_status (*storage_read)(clattn_context *context, const struct storage *storage, size_t offset,
                                   void *data, size_t bytes);
+    /* `words` words, in the order of the queue of `sync` */
+    clattn_status (*storage_fill)(clattn_context *context, struct storage *storage, int32_t value, size_t words,
+                                  const clattn_sync *sync);
     clattn_status (*tensor_upload)(clattn_context *context, const clattn_tensor *host,
                                    const clattn_tensor *device);
     clattn_status (*tensor_download)(clattn_context *context, const clattn_tensor *device,

@@ -234,6 +234,8 @@ clattn_status opencl_storage_write(clattn_context *context, struct storage *stor
                                    size_t bytes);
 clattn_status opencl_storage_read(clattn_context *context, const struct storage *storage, size_t offset,
                                   void *data, size_t bytes);
+clattn_status opencl_storage_fill(clattn_context *context, struct storage *storage, int32_t value, size_t words,
+                                  const clattn_sync *sync);
 clattn_status opencl_tensor_upload(clattn_context *context, const clattn_tensor *host,
                                    const clattn_tensor *device);
 clattn_status opencl_tensor_download(clattn_context *context, const clattn_tensor *device,
@@ -317,6 +319,9 @@ void opencl_arg_float(struct opencl_launch *launch, float value);
  * global size with a zero enqueues nothing. */
 void opencl_launch_run(struct opencl_launch *launch, cl_uint dims, const size_t *global, const size_t *local);
 void opencl_arg_from(struct opencl_launch *launch, cl_uint index);
+
+/* Enqueues the filling of the first words of a buffer. */
+void opencl_launch_fill(struct opencl_launch *launch, cl_mem mem, int32_t value, size_t words);
 
 /* Releases everything, gives the event when it was asked for, waits without a clattn_sync; the launch's status.
  */

@@ -257,6 +257,20 @@ void opencl_launch_run(struct opencl_launch *launch, cl_uint dims, const size_t 
     stats_add_launch(launch->context);
 }
 
+void opencl_launch_fill(struct opencl_launch *launch, cl_mem mem, int32_t value, size_t words)
+{
+    const cl_event *list;
+    const cl_int pattern = value;
+    cl_event event = NULL;
+    if (launch->status || words == 0) return;
+    cl_uint waits = launch_waits(launch, &list);
+    launch_fail(launch,
+                clEnqueueFillBuffer(launch->queue, mem, &pattern, sizeof pattern, 0, words * sizeof pattern,
+                                    waits, list, &event),
+                "clEnqueueFillBuffer");
+    if (!launch->status) launch_replace_last(launch, event);
+}
+
 /* Waits for our own last command, which all others precede. */
 static void launch_wait(struct opencl_launch *launch)
 {

@@ -85,6 +85,15 @@ clattn_status opencl_storage_read(clattn_context *context, const struct storage 
     return storage_move(context, storage, offset, data, NULL, bytes);
 }
 
+clattn_status opencl_storage_fill(clattn_context *context, struct storage *storage, int32_t value, size_t words,
+                                  const clattn_sync *sync)
+{
+    struct opencl_launch launch;
+    opencl_launch_begin(context, sync, &launch);
+    opencl_launch_fill(&launch, storage->mem, value, words);
+    return opencl_launch_end(&launch);
+}
+
 /* ---- the caller's memory ---- */
 
 int64_t opencl_tensor_end(const clattn_tensor *tensor)

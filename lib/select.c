@@ -5,30 +5,24 @@
 #include "stage.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static bool needs_pyramid(clattn_selector selector)
 {
     return selector != CLATTN_SELECT_FLAT_LSE;
 }
 
-/* Lists of query rows that are not used (seqused_q) are empty. */
-static clattn_status empty_unused(clattn_context *context, const struct problem *problem, clattn_blocks *blocks)
+/* Lists of query rows that are not used (seqused_q) are empty. In the order of the queue: work that is enqueued
+ * already may still read the list. */
+static clattn_status empty_unused(clattn_context *context, const struct problem *problem, clattn_blocks *blocks,
+                                  const clattn_sync *sync)
 {
     int64_t used = 0;
     for (int64_t s = 0; s < problem->count; s++)
         used += problem->sequences[s].q_len;
     if (used == problem->list_rows) return CLATTN_SUCCESS;
     size_t lists = (size_t)(blocks->rows * blocks->heads), entries = lists * (size_t)blocks->topk;
-    int32_t *fill = malloc(entries * sizeof *fill);
-    if (!fill) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %zu list entries", entries);
-    memset(fill, 0xff, entries * sizeof *fill);
-    clattn_status status =
-        context->backend->storage_write(context, &blocks->indices, fill, entries * sizeof *fill);
-    memset(fill, 0, lists * sizeof *fill);
-    if (!status) status = context->backend->storage_write(context, &blocks->counts, fill, lists * sizeof *fill);
-    free(fill);
-    return status;
+    clattn_status status = context->backend->storage_fill(context, &blocks->indices, -1, entries, sync);
+    return status ? status : context->backend->storage_fill(context, &blocks->counts, 0, lists, sync);
 }
 
 clattn_status select_run(clattn_context *context, const struct problem *problem,
@@ -38,15 +32,14 @@ clattn_status select_run(clattn_context *context, const struct problem *problem,
 {
     clattn_pyramid *own = NULL;
     clattn_status status = CLATTN_SUCCESS;
+    clattn_sync steps; /* the caller's wait list comes before the first command, its event after the last one */
+    const clattn_sync *before = sync_without_event(sync, &steps);
     if (!pyramid && needs_pyramid(select->selector)) {
-        /* The caller's wait list comes before the first command and its event after the last one. */
-        clattn_sync first = sync ? *sync : (clattn_sync)CLATTN_SYNC_INIT;
-        first.event = NULL;
-        status = clattn_pyramid_build_for(context, attention, select, k, &own, sync ? &first : NULL);
+        status = clattn_pyramid_build_for(context, attention, select, k, &own, before);
         pyramid = own;
     }
     struct select_job job = {problem, select, q, k, pyramid, blocks, sync, NULL, 0};
-    if (!status) status = empty_unused(context, problem, blocks);
+    if (!status) status = empty_unused(context, problem, blocks, before);
     if (!status) status = context->backend->select(context, &job);
     clattn_pyramid_release(context, own);
     return status;

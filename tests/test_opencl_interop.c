@@ -181,6 +181,61 @@ static void test_empty_out_of_order(void **state)
     enqueue_nothing(CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE);
 }
 
+/* A list with padded rows that is selected anew while work that reads it is enqueued: that work still gets the
+ * old one. Every value is 1, and so is every row of the result that has a list. */
+static void test_list_in_use(void **state)
+{
+    (void)state;
+    enum { LEN = 20, DIM = 16, ELEMENTS = LEN * DIM };
+    static const int32_t used[] = {3};
+    struct caller caller;
+    clattn_context *context = NULL;
+    char detail[2048];
+    float ones[ELEMENTS], result[ELEMENTS];
+    unsetenv("CLATTN_KERNEL_DIR"); /* the library's own kernels */
+    caller_open(&caller, 0);
+    assert_int_equal(caller_share(&caller, NULL, &context, detail), CLATTN_SUCCESS);
+    for (int i = 0; i < ELEMENTS; i++)
+        ones[i] = 1;
+    clattn_tensor host = clattn_tensor_bthd(ones, CLATTN_FLOAT32, 1, LEN, 1, DIM), x, out;
+    assert_success(context, clattn_tensor_create(context, CLATTN_FLOAT32, 1, LEN, 1, DIM, &x));
+    assert_success(context, clattn_tensor_create(context, CLATTN_FLOAT32, 1, LEN, 1, DIM, &out));
+    assert_success(context, clattn_tensor_upload(context, &host, &x));
+    clattn_attention_desc attention = CLATTN_ATTENTION_DESC_INIT;
+    clattn_select_desc select = CLATTN_SELECT_DESC_INIT;
+    select.selector = CLATTN_SELECT_FLAT_LSE;
+    select.leaf = 16;
+    clattn_blocks *blocks = NULL;
+    assert_success(context, clattn_select(context, &attention, &select, &x, &x, NULL, &blocks, NULL));
+
+    cl_event gate = gate_new(&caller);
+    clattn_sync sync = CLATTN_SYNC_INIT, next = CLATTN_SYNC_INIT;
+    sync.queue = next.queue = caller.queue;
+    sync.wait_count = 1;
+    sync.wait_list = (void *const *)&gate;
+    assert_success(context,
+                   clattn_attention_forward(context, &attention, &x, &x, &x, blocks, &out, NULL, &sync));
+    attention.seqused_q = used;
+    assert_success(context, clattn_select(context, &attention, &select, &x, &x, NULL, &blocks, &next));
+    gate_open(gate);
+    assert_int_equal(clFinish(caller.queue), CL_SUCCESS);
+    host.data = result;
+    assert_success(context, clattn_tensor_download(context, &out, &host));
+    for (int i = 0; i < ELEMENTS; i++)
+        assert_true(result[i] > 0.999f && result[i] < 1.001f);
+    int32_t counts[LEN];
+    assert_success(context, clattn_blocks_read(context, blocks, NULL, counts));
+    for (int i = 0; i < LEN; i++)
+        assert_int_equal(counts[i] > 0, i < used[0]);
+    clattn_blocks_release(context, blocks);
+    clattn_tensor_release(context, &x);
+    clattn_tensor_release(context, &out);
+    clReleaseEvent(gate);
+    clattn_context_release(context);
+    caller_close(&caller);
+    use_test_kernels();
+}
+
 static void test_foreign_objects(void **state)
 {
     (void)state;
@@ -232,7 +287,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_in_order),        cmocka_unit_test(test_out_of_order),
         cmocka_unit_test(test_empty_in_order),  cmocka_unit_test(test_empty_out_of_order),
-        cmocka_unit_test(test_foreign_objects),
+        cmocka_unit_test(test_foreign_objects), cmocka_unit_test(test_list_in_use),
     };
     return cmocka_run_group_tests_name("opencl_interop", tests, NULL, NULL);
 }
