@@ -243,6 +243,15 @@ clattn_status clattn_blocks_read(clattn_context *context, const clattn_blocks *b
     return status;
 }
 
+void blocks_selected(clattn_context *context, clattn_blocks *blocks)
+{
+    clattn_blocks_release(context, blocks->coarse);
+    clattn_blocks_release(context, blocks->rest);
+    free(blocks->row_max);
+    blocks->coarse = blocks->rest = NULL;
+    blocks->row_max = NULL;
+}
+
 void clattn_blocks_release(clattn_context *context, clattn_blocks *blocks)
 {
     if (!context || !blocks) return;

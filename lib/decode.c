@@ -234,6 +234,7 @@ clattn_status clattn_decode(clattn_context *context, clattn_cache *cache,
         *step.place = step.made;
         step.made = NULL;
     }
+    if (!status && step.place) blocks_selected(context, *step.place);
     step_end(context, &step);
     return status;
 }

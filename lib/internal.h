@@ -250,6 +250,8 @@ clattn_status blocks_check(clattn_context *context, const clattn_blocks *blocks,
  * list. */
 clattn_status blocks_from_lists(clattn_context *context, const clattn_blocks_desc *desc, const int32_t *indices,
                                 const int32_t *counts, clattn_blocks **result);
+/* A selector has written the list: it is no longer that of the caller or a union. */
+void blocks_selected(clattn_context *context, clattn_blocks *blocks);
 void blocks_sample(clattn_blocks *blocks,
                    const int32_t *indices); /* fills union_blocks from [rows][heads][topk] */
 const char *starts_error(const int64_t *starts, int64_t count); /* what is wrong with them, or NULL */

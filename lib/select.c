@@ -4,8 +4,6 @@
 #include "select.h"
 #include "stage.h"
 
-#include <stdlib.h>
-
 static bool needs_pyramid(clattn_selector selector)
 {
     return selector != CLATTN_SELECT_FLAT_LSE;
@@ -61,8 +59,6 @@ clattn_status blocks_place(clattn_context *context, const struct problem *proble
                     "blocks is [%lld][%d][%d] of %d keys; the selection needs [%lld][%d][%d] of %d keys",
                     (long long)have->rows, have->heads, have->topk, have->block, (long long)desc.rows,
                     desc.heads, desc.topk, desc.block);
-    free((*blocks)->row_max); /* the indices will be the selector's own */
-    (*blocks)->row_max = NULL;
     return CLATTN_SUCCESS;
 }
 
@@ -106,6 +102,7 @@ clattn_status clattn_select(clattn_context *context, const clattn_attention_desc
         *blocks = made;
         made = NULL;
     }
+    if (!status) blocks_selected(context, *blocks);
 done:
     clattn_blocks_release(context, made);
     stage_release(context, &queries);

@@ -225,6 +225,48 @@ static void test_parts(void **state)
     target_report("union parts");
 }
 
+/* A selector that writes over a union: neither its parts nor the greatest index of its rows are those of the
+ * list. */
+static void check_selected(const struct target *target, const struct parts_case *c)
+{
+    struct random random = random_seeded(33);
+    struct fixture f = fixture_new(&c->shape, &random);
+    clattn_blocks *blocks = union_new(target, c, &f, &random);
+    clattn_blocks_desc desc = CLATTN_BLOCKS_DESC_INIT;
+    check_success(target, clattn_blocks_describe(blocks, &desc), "clattn_blocks_describe");
+    clattn_select_desc select = select_desc(CLATTN_SELECT_PISA, desc.topk, desc.block);
+    assert_non_null(blocks->coarse);
+    check_success(
+        target,
+        clattn_select(target->context, &f.attention, &select, &f.q.view, &f.k.view, NULL, &blocks, NULL),
+        "clattn_select");
+    struct lists lists = lists_of(target, blocks);
+    struct forward problem = fixture_problem(&f, &lists);
+    struct expected expected = expected_forward(&problem);
+    const struct backend *own = target->context->backend;
+    struct backend forced = *own;
+    forced.prefers_parts = always;
+    target->context->backend = &forced;
+    clattn_status status = clattn_attention_forward(target->context, &f.attention, &f.q.view, &f.k.view,
+                                                    &f.v.view, blocks, &f.out.view, &f.lse.view, NULL);
+    target->context->backend = own;
+    check_success(target, status, "clattn_attention_forward");
+    expected_compare(&expected, &problem, &f.out.view, &f.lse.view, target->label, "a union selected over");
+    assert_null(blocks->row_max);
+    expected_free(&expected);
+    lists_free(&lists);
+    clattn_blocks_release(target->context, blocks);
+    fixture_free(&f);
+}
+
+static void test_selected(void **state)
+{
+    (void)state;
+    FOR_EACH_TARGET (target)
+        if (target_runs(target, cases[0].shape.size)) check_selected(target, &cases[0]);
+    target_report("a union selected over");
+}
+
 /* Lists of like granularity have no parts. */
 static void test_none(void **state)
 {
@@ -251,6 +293,7 @@ static void test_none(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_parts), cmocka_unit_test(test_none)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_parts), cmocka_unit_test(test_selected),
+                                       cmocka_unit_test(test_none)};
     return cmocka_run_group_tests_name("union parts", tests, targets_open, targets_close);
 }
