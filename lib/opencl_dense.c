@@ -156,6 +156,7 @@ clattn_status opencl_dense(clattn_context *context, const struct forward_job *jo
     struct opencl_launch launch;
     struct dense dense = {.context = context, .job = job, .launch = &launch, .rows = chunk_rows(problem)};
     size_t rows = (size_t)(dense.rows * problem->group), keys = (size_t)problem->kv_len_max;
+    clattn_sync steps;
     *done = false;
     opencl_launch_begin(context, job->sync, &launch);
     int code = -1;
@@ -170,7 +171,7 @@ clattn_status opencl_dense(clattn_context *context, const struct forward_job *jo
     }
     *done = code == 0 && !launch.status;
     if (!*done) {
-        launch.sync = NULL; /* the tiles give the event */
+        launch.sync = sync_without_event(job->sync, &steps); /* the tiles give it */
         log_line(context, CLATTN_LOG_WARNING, "CLBlast is not used for dense attention: %s (code %d)",
                  launch.out_of_order ? "the queue is out of order" : "a product failed", code);
     }

@@ -131,6 +131,7 @@ clattn_status opencl_flat(clattn_context *context, const struct select_job *job,
     int64_t leaves = MAX(ceil_div(problem->kv_len_max, job->select->leaf), 1);
     int64_t rows = MAX(MIN(SCORE_BYTES / (leaves * (int64_t)sizeof(float)), problem->q_len_max), 1);
     int code = -1;
+    clattn_sync steps;
     opencl_launch_begin(context, job->sync, &launch);
     if (!launch.status && !launch.out_of_order) {
         flat.sums = opencl_launch_temporary(&launch, (size_t)(rows * problem->dim) * sizeof(float));
@@ -140,7 +141,7 @@ clattn_status opencl_flat(clattn_context *context, const struct select_job *job,
     }
     *done = code == 0 && !launch.status;
     if (!*done) {
-        launch.sync = NULL; /* the portable kernel gives the event */
+        launch.sync = sync_without_event(job->sync, &steps); /* the portable kernel gives it */
         log_line(context, CLATTN_LOG_WARNING, "CLBlast is not used for flat selection: %s (code %d)",
                  launch.out_of_order ? "the queue is out of order" : "a product failed", code);
     }

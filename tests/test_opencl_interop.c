@@ -236,6 +236,49 @@ static void test_list_in_use(void **state)
     use_test_kernels();
 }
 
+/* Products of CLBlast need a queue in order. Out of order the library's own kernels take their place, and the
+ * call must not wait for what the caller holds back: it would wait for ever. */
+static void test_no_products(void **state)
+{
+    (void)state;
+    enum { LEN = 20, DIM = 16, PATIENCE = 300 };
+    struct caller caller;
+    clattn_context *context = NULL;
+    char detail[2048];
+    caller_open(&caller, CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE);
+    unsetenv("CLATTN_KERNEL_DIR");
+    setenv("CLATTN_DENSE", "clblast", 1);
+    assert_int_equal(caller_share(&caller, NULL, &context, detail), CLATTN_SUCCESS);
+    clattn_tensor x, out;
+    assert_success(context, clattn_tensor_create(context, CLATTN_FLOAT32, 1, LEN, 1, DIM, &x));
+    assert_success(context, clattn_tensor_create(context, CLATTN_FLOAT32, 1, LEN, 1, DIM, &out));
+    cl_event gate = gate_new(&caller), done[2] = {NULL};
+    clattn_sync sync = {sizeof sync, caller.queue, 1, (void *const *)&gate, (void **)&done[0]};
+    clattn_select_desc select = CLATTN_SELECT_DESC_INIT;
+    clattn_blocks *blocks = NULL;
+    select.selector = CLATTN_SELECT_FLAT_MEAN;
+    select.leaf = 16;
+    alarm(PATIENCE);
+    assert_success(context, clattn_attention_forward(context, NULL, &x, &x, &x, NULL, &out, NULL, &sync));
+    sync.event = (void **)&done[1];
+    assert_success(context, clattn_select(context, NULL, &select, &x, &x, NULL, &blocks, &sync));
+    alarm(0);
+    for (int i = 0; i < 2; i++)
+        gate_check(done[i]);
+    gate_open(gate);
+    assert_int_equal(clWaitForEvents(2, done), CL_SUCCESS);
+    clReleaseEvent(done[0]);
+    clReleaseEvent(done[1]);
+    clReleaseEvent(gate);
+    clattn_blocks_release(context, blocks);
+    clattn_tensor_release(context, &x);
+    clattn_tensor_release(context, &out);
+    clattn_context_release(context);
+    caller_close(&caller);
+    unsetenv("CLATTN_DENSE");
+    use_test_kernels();
+}
+
 static void test_foreign_objects(void **state)
 {
     (void)state;
@@ -288,6 +331,7 @@ int main(void)
         cmocka_unit_test(test_in_order),        cmocka_unit_test(test_out_of_order),
         cmocka_unit_test(test_empty_in_order),  cmocka_unit_test(test_empty_out_of_order),
         cmocka_unit_test(test_foreign_objects), cmocka_unit_test(test_list_in_use),
+        cmocka_unit_test(test_no_products),
     };
     return cmocka_run_group_tests_name("opencl_interop", tests, NULL, NULL);
 }
