@@ -366,6 +366,8 @@ struct backend {
     /* `words` words, in the order of the queue of `sync` */
     clattn_status (*storage_fill)(clattn_context *context, struct storage *storage, int32_t value, size_t words,
                                   const clattn_sync *sync);
+    /* Of memory that is not the host's: is it the context's, and large enough? NULL: there is only the host's. */
+    clattn_status (*tensor_check)(clattn_context *context, const clattn_tensor *tensor);
     clattn_status (*tensor_upload)(clattn_context *context, const clattn_tensor *host,
                                    const clattn_tensor *device);
     clattn_status (*tensor_download)(clattn_context *context, const clattn_tensor *device,

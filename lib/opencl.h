@@ -249,6 +249,7 @@ int64_t opencl_tensor_end(const clattn_tensor *tensor);
 
 /* Is a tensor's cl_mem a buffer of this context and large enough? SVM: does the device have it? */
 clattn_status opencl_check_tensor(clattn_context *context, const clattn_tensor *tensor);
+clattn_status opencl_tensor_check(clattn_context *context, const clattn_tensor *tensor); /* and the process */
 
 /* Memory for the commands of one launch on `queue`, and its return when they are enqueued; storage->bytes may be more
  * than was asked for. */

@@ -246,6 +246,7 @@ const struct backend backend_opencl = {
     .storage_write = opencl_storage_write,
     .storage_read = opencl_storage_read,
     .storage_fill = opencl_storage_fill,
+    .tensor_check = opencl_tensor_check,
     .tensor_upload = opencl_tensor_upload,
     .tensor_download = opencl_tensor_download,
     .finish = opencl_finish,

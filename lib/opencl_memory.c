@@ -132,3 +132,9 @@ clattn_status opencl_check_tensor(clattn_context *context, const clattn_tensor *
                     (long long)tensor->dim, dtype_name(tensor->dtype), (long long)tensor->offset, need, bytes);
     return CLATTN_SUCCESS;
 }
+
+clattn_status opencl_tensor_check(clattn_context *context, const clattn_tensor *tensor)
+{
+    clattn_status status = opencl_check_process(context);
+    return status ? status : opencl_check_tensor(context, tensor);
+}

@@ -9,7 +9,9 @@ clattn_status stage_out(clattn_context *context, const clattn_tensor *tensor, st
     if (!tensor) return CLATTN_SUCCESS;
     if (context->backend->host_memory || tensor->memory != CLATTN_MEMORY_HOST) {
         staged->device = *tensor;
-        return CLATTN_SUCCESS;
+        /* Now, for no command of the call may be enqueued when one of its tensors is wrong. */
+        bool is_host = tensor->memory == CLATTN_MEMORY_HOST || tensor->len == 0;
+        return is_host ? CLATTN_SUCCESS : context->backend->tensor_check(context, tensor);
     }
     clattn_status status = clattn_tensor_create(context, tensor->dtype, tensor->batch, tensor->len,
                                                 tensor->heads, tensor->dim, &staged->device);

@@ -208,6 +208,88 @@ static void test_svm(void **state)
     clattn_context_release(context);
 }
 
+/* ---- one tensor of a call whose memory is too small ---- */
+
+static clattn_tensor floats_new(clattn_context *context, int64_t len, int64_t dim, int first)
+{
+    float data[2 * SPAN];
+    clattn_tensor device, host = clattn_tensor_bthd(data, CLATTN_FLOAT32, 1, len, 1, dim);
+    for (int i = 0; i < 2 * SPAN; i++)
+        data[i] = (float)((first + i * 37) % 101) / 100;
+    assert_success(context, clattn_tensor_create(context, CLATTN_FLOAT32, 1, len, 1, dim, &device));
+    assert_success(context, clattn_tensor_upload(context, &host, &device));
+    return device;
+}
+
+/* Gradients: the results of the kernels before the one that needs it are untouched. */
+static void check_small_gradient(clattn_context *context)
+{
+    enum { ROWS = 32, WIDTH = 16 };
+    float before[ROWS * WIDTH], after[ROWS * WIDTH];
+    clattn_tensor x = floats_new(context, ROWS, WIDTH, 1), lse = floats_new(context, ROWS, 1, 2);
+    clattn_tensor dq = floats_new(context, ROWS, WIDTH, 3), dk = floats_new(context, ROWS, WIDTH, 4),
+                  dv = floats_new(context, ROWS / 2, WIDTH, 5);
+    clattn_gradients gradients = CLATTN_GRADIENTS_INIT;
+    gradients.dout = &x;
+    gradients.dq = &dq;
+    gradients.dk = &dk;
+    gradients.dv = &dv;
+    dv.len = ROWS;
+    clattn_tensor host = clattn_tensor_bthd(before, CLATTN_FLOAT32, 1, ROWS, 1, WIDTH);
+    assert_success(context, clattn_tensor_download(context, &dq, &host));
+    assert_status(context,
+                  clattn_attention_backward(context, NULL, &x, &x, &x, NULL, &x, &lse, &gradients, NULL),
+                  CLATTN_INVALID_SHAPE);
+    host.data = after;
+    assert_success(context, clattn_tensor_download(context, &dq, &host));
+    assert_memory_equal(after, before, sizeof after);
+    clattn_tensor *const all[] = {&x, &lse, &dq, &dk, &dv};
+    for (int i = 0; i < 5; i++)
+        clattn_tensor_release(context, all[i]);
+}
+
+/* A decode step: its tokens are not appended first. Taken back, they would leave an int8 cache with sums of
+ * codes. */
+static void check_small_result(clattn_context *context)
+{
+    enum { ROWS = 20, MORE = 4, WIDTH = 16 };
+    const int32_t sequence = 0, len = ROWS, more = MORE;
+    float before[2 * WIDTH], after[2 * WIDTH];
+    clattn_tensor x = floats_new(context, ROWS, WIDTH, 6), some = x, out = floats_new(context, 1, WIDTH, 7);
+    clattn_cache_desc desc = CLATTN_CACHE_DESC_INIT;
+    clattn_select_desc select = CLATTN_SELECT_DESC_INIT;
+    clattn_cache *cache = NULL;
+    desc.tokens = 64;
+    desc.dim = desc.dim_v = WIDTH;
+    desc.dtype = CLATTN_INT8;
+    desc.leaf = select.leaf = 16;
+    some.len = out.len = MORE;
+    assert_success(context, clattn_cache_create(context, &desc, &cache));
+    assert_success(context, clattn_cache_append(context, cache, 1, &sequence, &len, &x, &x, NULL));
+    assert_success(context, clattn_cache_read(context, cache, 0, 0, 1, before, NULL));
+    assert_status(context,
+                  clattn_decode(context, cache, NULL, &select, 1, &sequence, &more, &some, &some, &some, &out,
+                                NULL, NULL, NULL),
+                  CLATTN_INVALID_SHAPE);
+    assert_int_equal(clattn_cache_length(cache, 0), ROWS);
+    assert_success(context, clattn_cache_read(context, cache, 0, 0, 1, after, NULL));
+    assert_memory_equal(after, before, sizeof after);
+    clattn_cache_release(context, cache);
+    clattn_tensor_release(context, &x);
+    clattn_tensor_release(context, &out);
+}
+
+static void test_small_memory(void **state)
+{
+    (void)state;
+    unsetenv("CLATTN_KERNEL_DIR"); /* the library's own kernels */
+    clattn_context *context = context_open();
+    check_small_gradient(context);
+    check_small_result(context);
+    clattn_context_release(context);
+    use_test_kernels();
+}
+
 int main(void)
 {
     char folder[4096];
@@ -222,6 +304,7 @@ int main(void)
         cmocka_unit_test(test_large_transfer),
         cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_svm),
+        cmocka_unit_test(test_small_memory),
     };
     return cmocka_run_group_tests_name("opencl_memory", tests, NULL, NULL);
 }
