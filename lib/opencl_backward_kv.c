@@ -42,8 +42,7 @@ static struct backward_tile tile_for(const struct backward_run *run, int keys, i
     while (backward_item_columns(&shape.tile, dim) > taste->item_dims && shape.tile.item_keys > 1 &&
            2 * opencl_tile_items(&shape.tile) <= taste->items)
         shape.tile.item_keys /= 2;
-    while (opencl_tile_items(&shape.tile) > taste->items)
-        shape.tile.item_keys *= 2;
+    opencl_tile_limit(&shape.tile, taste);
     shape.columns = backward_item_columns(&shape.tile, problem->dim);
     shape.columns_v = backward_item_columns(&shape.tile, problem->dim_v);
     opencl_tile_narrow(&shape.tile, taste, shape.columns + shape.columns_v);

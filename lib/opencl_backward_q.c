@@ -34,8 +34,7 @@ static struct backward_tile tile_for(const struct backward_run *run, int rows, i
     while (backward_item_columns(&shape.tile, problem->dim) > taste->item_dims && shape.tile.item_keys > 1 &&
            2 * opencl_tile_items(&shape.tile) <= taste->items)
         shape.tile.item_keys /= 2;
-    while (opencl_tile_items(&shape.tile) > taste->items)
-        shape.tile.item_keys *= 2;
+    opencl_tile_limit(&shape.tile, taste);
     shape.columns = backward_item_columns(&shape.tile, problem->dim);
     /* Single elements have an address each, which takes registers as well. */
     bool is_odd = opencl_load_width(taste, problem->dim) == 1;

@@ -72,10 +72,8 @@ static struct forward_tile_shape shape_of(const struct opencl_taste *taste, cons
         shape.tile.item_keys /= 2;
         shape.item_dims = item_dims_of(&shape.tile, problem->dim_v);
     }
-    while (opencl_tile_items(&shape.tile) > taste->items) {
-        shape.tile.item_keys *= 2;
-        shape.item_dims = item_dims_of(&shape.tile, problem->dim_v);
-    }
+    opencl_tile_limit(&shape.tile, taste);
+    shape.item_dims = item_dims_of(&shape.tile, problem->dim_v);
     opencl_tile_narrow(&shape.tile, taste, shape.item_dims);
     return shape;
 }

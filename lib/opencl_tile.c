@@ -80,6 +80,21 @@ struct opencl_tile opencl_tile_of(const struct opencl_taste *taste, int rows, in
     return tile;
 }
 
+void opencl_tile_limit(struct opencl_tile *tile, const struct opencl_taste *taste)
+{
+    enum { LANES_MAX = 16 };
+    while (opencl_tile_items(tile) > taste->items) {
+        if (2 * tile->item_keys <= tile->keys) {
+            tile->item_keys *= 2;
+        } else if (2 * tile->lanes <= LANES_MAX) {
+            tile->lanes *= 2;
+            tile->rows = (tile->rows + tile->lanes - 1) / tile->lanes * tile->lanes;
+        } else {
+            return;
+        }
+    }
+}
+
 void opencl_tile_narrow(struct opencl_tile *tile, const struct opencl_taste *taste, int dims)
 {
     while (tile->lanes > 1 && tile->lanes * dims > taste->sums && 2 * opencl_tile_items(tile) <= taste->items)

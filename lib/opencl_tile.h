@@ -45,6 +45,10 @@ static inline int opencl_tile_items(const struct opencl_tile *tile)
     return tile->rows / tile->lanes * (tile->keys / tile->item_keys);
 }
 
+/* No more items than the taste allows: items take more keys, then rows more lanes. A device that allows so few
+ * that even this is too much refuses the kernel, and the ladder of tiles goes on. */
+void opencl_tile_limit(struct opencl_tile *tile, const struct opencl_taste *taste);
+
 /* Halves the lanes until an item's sums, `dims` a lane, fit. */
 void opencl_tile_narrow(struct opencl_tile *tile, const struct opencl_taste *taste, int dims);
 

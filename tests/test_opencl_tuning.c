@@ -213,7 +213,8 @@ static void test_results(void **state)
                                         "\"item_keys\": 2, \"pad\": 16, \"load\": 1}",
                                         "\"parameters\": {\"rows\": 64, \"keys\": 8, \"lanes\": 8, "
                                         "\"item_keys\": 16, \"item_dims\": 4, \"items\": 1024, "
-                                        "\"load\": 16, \"local_kib\": 8}"};
+                                        "\"load\": 16, \"local_kib\": 8}",
+                                        "\"parameters\": {\"rows\": 64, \"lanes\": 1, \"items\": 16}"};
     clattn_context_desc desc = CLATTN_CONTEXT_DESC_INIT;
     clattn_context *reference = NULL;
     desc.backend = CLATTN_BACKEND_REFERENCE;
@@ -236,11 +237,28 @@ static void test_results(void **state)
         }
 }
 
+/* Few items and many rows of few lanes: an item still has a part of the keys, and rows are whole vectors. */
+static void test_limits(void **state)
+{
+    (void)state;
+    for (int rows = 1; rows <= 64; rows++)
+        for (int keys = 4; keys <= 128; keys *= 2)
+            for (int lanes = 1; lanes <= 16; lanes *= 2)
+                for (int items = 16; items <= 1024; items *= 2) {
+                    const struct opencl_taste taste = {.lanes = lanes, .item_keys = 2, .items = items};
+                    struct opencl_tile tile = opencl_tile_of(&taste, rows, keys);
+                    opencl_tile_limit(&tile, &taste);
+                    assert_true(tile.item_keys <= keys && keys % tile.item_keys == 0);
+                    assert_true(tile.rows >= rows && tile.rows % tile.lanes == 0);
+                    assert_in_range(opencl_tile_items(&tile), 1, items);
+                }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_texts), cmocka_unit_test(test_files),
                                        cmocka_unit_test(test_driver), cmocka_unit_test(test_shipped),
-                                       cmocka_unit_test(test_results)};
+                                       cmocka_unit_test(test_results), cmocka_unit_test(test_limits)};
     if (!opencl_device_at(0, &device)) return 77;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
