@@ -244,18 +244,16 @@ static bool block_few(struct forward_state *state, const struct block_view *bloc
                       const struct block_view *next)
 {
     const struct rows *keys = &block->key, *values = &block->value;
-    /* Other types would be converted once a row. */
-    int64_t most = keys->dtype == CLATTN_FLOAT32 && values->dtype == CLATTN_FLOAT32 ? FEW_ROWS : 1;
-    if (state->rows > most || view_changes(&state->view, &block->piece) || state->tile->kept) return false;
+    if (state->rows > FEW_ROWS || view_changes(&state->view, &block->piece) || state->tile->kept) return false;
     if (keys->dim % WIDTH || values->dim % WIDTH || keys->count % WIDTH) return false;
-    const struct rows *next_keys = next && next->key.count >= FEW_AHEAD ? &next->key : NULL;
+    const struct rows *next_keys = next && next->key.count >= FEW_AHEAD_ROWS ? &next->key : NULL;
+    float correction[FEW_ROWS];
     few_keys(state->few, state->rows, keys, next_keys, state->job->problem->scale, state->logits);
-    for (int64_t r = 0; r < state->rows; r++) {
-        float *z = state->logits + r * keys->count;
-        float correction = few_softmax(z, keys->count, values->scale, &state->row_max[r], &state->row_sum[r]);
-        few_values(z, values, next_keys ? &next->value : NULL, r == 0, correction,
-                   state->out + r * state->out_stride);
-    }
+    for (int64_t r = 0; r < state->rows; r++)
+        correction[r] = few_softmax(state->logits + r * keys->count, keys->count, values->scale,
+                                    &state->row_max[r], &state->row_sum[r]);
+    few_values(state->logits, state->rows, values, next_keys ? &next->value : NULL, correction, state->out,
+               state->out_stride);
     return true;
 }
 

@@ -10,6 +10,7 @@
 
 /* 6 x 16 floats of sums, 2 vectors and a broadcast fill the 16 registers. */
 enum { WIDTH = 8, DOT_ROWS_1 = 12, DOT_ROWS_2 = 6, PV_ROWS = 6 };
+#define SIMD_FEW_2
 #define SIMD_PAIRS_6
 #define SIMD_DOUBLES 4
 #define SIMD_SUM_VECTORS 4

@@ -10,6 +10,8 @@
 
 /* 24 or 16 vectors of sums of the 32 registers; broadcasts are operands in memory. */
 enum { WIDTH = 16, DOT_ROWS_1 = 16, DOT_ROWS_2 = 12, PV_ROWS = 8 };
+#define SIMD_FEW_2
+#define SIMD_FEW_4
 #define SIMD_PV_ROWS_8
 #define SIMD_TALL_ROWS 16 /* rows of weighted_sum_tall: as many sums, each of one vector */
 #define SIMD_BFLOAT16_PAIRS
