@@ -126,6 +126,7 @@ static clattn_status reference_open(clattn_context *context, const clattn_contex
 
 static void cpu_close(clattn_context *context)
 {
+    if (context->state) cpu_scratch_release(context->state);
     free(context->state);
     context->state = NULL;
 }
@@ -173,11 +174,6 @@ static clattn_status cpu_describe(clattn_context *context, clattn_device_info *i
 }
 
 /* ---- memory ---- */
-
-void *cpu_scratch(size_t bytes)
-{
-    return aligned_alloc(64, (MAX(bytes, 1) + 63) / 64 * 64);
-}
 
 static clattn_status cpu_storage_create(clattn_context *context, size_t bytes, struct storage *storage)
 {

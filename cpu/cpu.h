@@ -101,11 +101,13 @@ void cpu_install_avx512vnni(struct cpu_kernels *kernels); /* with HAVE_CPU_AVX51
 void cpu_install_neon(struct cpu_kernels *kernels);       /* with HAVE_CPU_NEON */
 
 /* State of a CPU context. */
+enum { KEPT_SCRATCH = 16 };
 struct cpu_state {
     struct cpu_kernels kernels;
     clattn_backend id;
     int threads;         /* when the caller names none; 0: as OpenMP says */
     int64_t cache_bytes; /* of a core's level-2 cache; 0: not known */
+    size_t *kept[KEPT_SCRATCH]; /* memory of former calls: see cpu_scratch_take */
 };
 
 static inline const struct cpu_kernels *cpu_kernels_of(const clattn_context *context)
@@ -133,6 +135,11 @@ clattn_status cpu_decode(clattn_context *context, const struct decode_job *job);
 
 int cpu_threads(const clattn_context *context); /* that a parallel region of this context uses */
 void *cpu_scratch(size_t bytes);                /* 64-byte aligned, released by free */
+
+/* Likewise, but of a context, which keeps for later calls what is given back to it. */
+void *cpu_scratch_take(const clattn_context *context, size_t bytes);
+void cpu_scratch_give(const clattn_context *context, void *scratch);
+void cpu_scratch_release(struct cpu_state *state);
 
 /* ---- access to tensors in host memory ---- */
 

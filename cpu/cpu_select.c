@@ -5,8 +5,6 @@
 
 #include "cpu.h"
 
-#include <stdlib.h>
-
 /* Every thread gets as many runs as the others, and few rows still give every thread some. */
 static int32_t rows_at_once(const struct cpu_kernels *kernels, const struct select_job *job, int threads)
 {
@@ -30,7 +28,7 @@ clattn_status cpu_select(clattn_context *context, const struct select_job *given
 
 #pragma omp parallel num_threads(threads)
     {
-        void *scratch = cpu_scratch(bytes);
+        void *scratch = cpu_scratch_take(context, bytes);
         if (!scratch) {
 #pragma omp atomic write
             failed = 1;
@@ -50,7 +48,7 @@ clattn_status cpu_select(clattn_context *context, const struct select_job *given
                                          &lists);
             }
         }
-        free(scratch);
+        cpu_scratch_give(context, scratch);
     }
     if (failed) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %zu bytes a thread", bytes);
     return CLATTN_SUCCESS;
