@@ -70,6 +70,7 @@ struct batch {
     struct word_center center;       /* of keys and means */
     int64_t rough_nodes, rough_open; /* scored there, and of these how many needed the exact way */
     int64_t mean_first[64];          /* [level] */
+    int32_t *packed;                 /* [q_rows] row whose queries are packed there; -1: none */
 #endif
 };
 
@@ -118,7 +119,7 @@ static size_t batch_layout(const struct select_job *job, int64_t rows, void *scr
         {&batch->walk, rows * (int64_t)sizeof(struct walk)},
         {&batch->walk_memory, rows * batch->walk_bytes},
         {&batch->q, batch->q_rows * batch->q_floats * (int64_t)sizeof(float)},
-        {&batch->joined, dim * VECTORS_MAX * WIDTH * (int64_t)sizeof(float)},
+        {&batch->joined, MAX(dim, 32) * VECTORS_MAX * WIDTH * (int64_t)sizeof(float)},
         {&batch->logits, lanes * RUN_ROWS * (int64_t)sizeof(float)},
         {&batch->leaf, RUN_ROWS * key * (int64_t)sizeof(float)},
         {&batch->visits, visits * (int64_t)sizeof(struct visit)},
@@ -133,6 +134,7 @@ static size_t batch_layout(const struct select_job *job, int64_t rows, void *scr
         {&batch->leaf_words, words ? RUN_ROWS * word_stride((int32_t)dim) * (int64_t)sizeof(int16_t) : 0},
         {&batch->mean_words, means * word_stride((int32_t)dim) * (int64_t)sizeof(int16_t)},
         {&batch->mean, means * (int64_t)sizeof(struct word_leaf)},
+        {&batch->packed, batch->q_rows * (int64_t)sizeof(int32_t)},
 #endif
     };
     size_t used = 0;
@@ -177,15 +179,18 @@ static void pack_heads(const struct batch *batch, int32_t r, int32_t first, floa
     queries_pack(head, heads, q->dtype, problem->dim, to, 1);
 }
 
-static void prefetch_queries(const struct batch *batch, int32_t r)
+/* Part `part` of `parts` of a row's queries, if there is such a row. */
+static void prefetch_queries(const struct batch *batch, int32_t r, int32_t part, int32_t parts)
 {
     const struct problem *problem = batch->job->problem;
     const clattn_tensor *q = batch->job->q;
+    if (r >= batch->rows) return;
+    int32_t first = problem->group * part / parts, end = problem->group * (part + 1) / parts;
     struct rows rows = {tensor_row(q, batch->sequence->batch, batch->sequence->q_row + batch->row + r,
-                                   batch->kv_head * problem->group),
+                                   batch->kv_head * problem->group + first),
                         q->dtype,
                         q->head_stride,
-                        problem->group,
+                        end - first,
                         problem->dim,
                         NULL};
     prefetch_lines(&rows, 0, row_lines(&rows));
@@ -203,22 +208,63 @@ static void row_pack(const struct batch *batch, int32_t r)
         pack_heads(batch, r, v * WIDTH, row_queries(batch, r) + (int64_t)v * batch->job->problem->dim * WIDTH);
 }
 
-/* Queries of the next row that is to be scored; the one after it is prefetched. */
+#if defined(SIMD_WORD_DOTS)
+
+/* Heads first .. as rows of float32 that are padded by zeros to whole blocks: in place, or in batch->joined. */
+static void row_heads(const struct batch *batch, int32_t r, int32_t first, const float *head[WIDTH])
+{
+    static const float zeros[256];
+    const struct problem *problem = batch->job->problem;
+    const clattn_tensor *q = batch->job->q;
+    int64_t padded = word_stride(problem->dim);
+    for (int32_t h = 0; h < WIDTH; h++) {
+        head[h] = zeros;
+        if (first + h >= problem->group) continue;
+        const void *from = tensor_row(q, batch->sequence->batch, batch->sequence->q_row + batch->row + r,
+                                      batch->kv_head * problem->group + first + h);
+        head[h] = from;
+        if (q->dtype == CLATTN_FLOAT32 && padded == problem->dim) continue;
+        float *to = batch->joined + h * padded;
+        panel_to_float(from, q->dtype, 0, 1, problem->dim, to, 0);
+        memset(to + problem->dim, 0, (size_t)(padded - problem->dim) * sizeof *to);
+        head[h] = to;
+    }
+}
+
+#endif
+
+/* Queries of a row that is to be scored. With rough scores only their words: see row_need. */
 static void row_begin(const struct batch *batch, int32_t r)
 {
-    if (r + 1 < batch->rows) prefetch_queries(batch, r + 1);
-    row_pack(batch, r);
 #if defined(SIMD_WORD_DOTS)
-    struct word_row row = {.usable = true};
-    int64_t words = word_steps(batch->job->problem->dim) * WIDTH, first = (int64_t)r * batch->vectors;
-    const float *q = row_queries(batch, r);
-    if (!batch->rough) return;
-    for (int32_t v = 0; v < batch->vectors; v++)
-        word_queries(q + (int64_t)v * batch->job->problem->dim * WIDTH, &batch->center,
-                     batch->job->problem->dim, batch->words + (first + v) * words,
-                     batch->word_step + (first + v) * WIDTH, &row);
-    batch->word_row[r] = row;
+    if (batch->rough) {
+        struct word_row row = {.usable = true};
+        int32_t dim = batch->job->problem->dim;
+        int64_t words = word_steps(dim) * WIDTH, first = (int64_t)r * batch->vectors;
+        for (int32_t v = 0; v < batch->vectors; v++) {
+            const float *head[WIDTH];
+            row_heads(batch, r, v * WIDTH, head);
+            word_queries(head, &batch->center, dim, batch->words + (first + v) * words,
+                         batch->word_step + (first + v) * WIDTH, &row);
+        }
+        batch->word_row[r] = row;
+        batch->packed[r % batch->q_rows] = -1;
+        return;
+    }
 #endif
+    row_pack(batch, r);
+}
+
+/* Packed queries of a row that has begun. */
+static const float *row_need(const struct batch *batch, int32_t r)
+{
+#if defined(SIMD_WORD_DOTS)
+    if (batch->rough && batch->packed[r % batch->q_rows] != r) {
+        row_pack(batch, r);
+        batch->packed[r % batch->q_rows] = r;
+    }
+#endif
+    return row_queries(batch, r);
 }
 
 /* One vector of a row's packed queries; where they are not kept, `to` [dim][WIDTH] gets it. */

@@ -36,7 +36,7 @@ static void score_pairs(const struct batch *batch, const struct walk *walk,
 {
     const struct problem *problem = batch->job->problem;
     clattn_selector selector = batch->job->select->selector;
-    const float *q = row_queries(batch, (int32_t)(walk - batch->walk)), *pair[PAIRS_MAX];
+    const float *q = row_need(batch, (int32_t)(walk - batch->walk)), *pair[PAIRS_MAX];
     float scale = score_scale(selector, problem->scale);
     for (int64_t first = 0; first < all; first += PAIRS_MAX) {
         int64_t count = MIN(PAIRS_MAX, all - first);
@@ -84,7 +84,7 @@ static void row_enter(const struct batch *batch, struct walk *walk, const struct
 }
 
 /* Takes the rows down to level 1, a few side by side: while one is scored, the means of the others arrive, and
- * all their queries stay near. */
+ * all their queries stay near. Meanwhile those of the rows after these arrive, too. */
 static void batch_inner_levels(struct batch *batch, int top)
 {
     enum { LEVELS_MAX = 64 };
@@ -95,12 +95,14 @@ static void batch_inner_levels(struct batch *batch, int top)
     for (int32_t first = 0; first < batch->rows; first += SIDE_ROWS) {
         int32_t end = MIN(first + SIDE_ROWS, batch->rows);
         for (int32_t r = first; r < end; r++) {
+            if (top == 1) prefetch_queries(batch, r + 1, 0, 1);
             if (!is_flat_mean(batch->job)) row_begin(batch, r);
             row_enter(batch, &batch->walk[r], &children[top], top);
         }
         for (int level = top; level > 1; level--)
             for (int32_t r = first; r < end; r++) {
                 struct walk *walk = &batch->walk[r];
+                prefetch_queries(batch, r + SIDE_ROWS, top - level, top - 1);
                 if (walk->scored_count) row_choose(batch, walk, &children[level], level);
                 row_enter(batch, walk, &children[level - 1], level - 1);
             }
@@ -220,10 +222,11 @@ static struct float_rows leaf_keys(const struct batch *batch, const struct walk_
     return (struct float_rows){batch->leaf, stride};
 }
 
-/* All visits of a leaf. Meanwhile the leaf `next` is prefetched (-1: none). */
+/* All visits of a leaf: see leaf_function. */
 static void score_leaf(const struct batch *batch, const struct walk_children *children,
-                       const struct visit *visit, int64_t visits, int64_t next)
+                       const struct visit *visit, int64_t visits, int64_t next, int64_t after)
 {
+    (void)after;
     struct leaf_pass leaf = {.batch = batch};
     leaf.keys = MIN(children->width, children->rows - visit->node * children->width);
     leaf.key = leaf_keys(batch, children, visit->node, leaf.keys);
@@ -266,9 +269,10 @@ static void visits_sort(struct batch *batch, int64_t count, int64_t nodes)
     }
 }
 
-/* Scores all visits of a leaf; meanwhile the leaf `next` is prefetched (-1: none). */
+/* Scores all visits of a leaf; meanwhile the leaf `next` is prefetched (-1: none). `after` visits of other
+ * leaves follow. */
 typedef void leaf_function(const struct batch *batch, const struct walk_children *children,
-                           const struct visit *visit, int64_t visits, int64_t next);
+                           const struct visit *visit, int64_t visits, int64_t next, int64_t after);
 
 /* All open entries. */
 static void score_visits(struct batch *batch, const struct walk_children *children, leaf_function *leaf)
@@ -283,7 +287,8 @@ static void score_visits(struct batch *batch, const struct walk_children *childr
     for (; n < count; n = end) {
         for (end = n + 1; end < count && batch->visits[end].node == batch->visits[n].node;)
             end++;
-        leaf(batch, children, batch->visits + n, end - n, end < count ? batch->visits[end].node : -1);
+        leaf(batch, children, batch->visits + n, end - n, end < count ? batch->visits[end].node : -1,
+             count - end);
     }
 }
 
@@ -314,7 +319,7 @@ static void score_all_leaves(struct batch *batch, const struct walk_children *ch
             }
             next = MIN(next, own);
         }
-        leaf(batch, children, batch->visits, visits, next < INT64_MAX ? next : -1);
+        leaf(batch, children, batch->visits, visits, next < INT64_MAX ? next : -1, 0);
     }
 }
 

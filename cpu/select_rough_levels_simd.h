@@ -31,10 +31,16 @@ static void rough_means(struct batch *batch, int top)
     for (int level = 1; level < top && batch->rough_levels; level++) {
         const float *means = walk->means + level_first(walk->room, leaf, level) * dim;
         batch->mean_first[level] = total;
-        for (int64_t n = 0; n < level_nodes(kv_len, leaf, level); n++, total++)
-            if (!word_keys((struct float_rows){means + n * dim, dim}, &batch->center, 1, dim,
-                           batch->mean_words + total * word_stride(dim), &batch->mean[total]))
-                batch->mean[total] = (struct word_leaf){NAN, NAN, NAN};
+        int64_t nodes = level_nodes(kv_len, leaf, level);
+        for (int64_t n = 0, count; n < nodes; n += count, total += count) {
+            count = MIN(nodes - n, WIDTH);
+            struct word_leaf *mean = batch->mean + total;
+            if (!word_keys((struct float_rows){means + n * dim, dim}, &batch->center, count, dim, true,
+                           batch->mean_words + total * word_stride(dim), mean))
+                *mean = (struct word_leaf){NAN, NAN, NAN};
+            for (int64_t i = 1; i < count; i++)
+                mean[i] = mean[0];
+        }
     }
 }
 
@@ -48,6 +54,39 @@ static bool rough_prefetch(const struct batch *batch, const struct walk *walk, i
         for (int64_t i = 0; i < pair; i += line)
             _mm_prefetch((const char *)(first + walk->scored[n] * pair + i), _MM_HINT_T0);
     return true;
+}
+
+/* As pairs_add_scores for rough scores of at most PAIRS_MAX nodes, whose logits are small: totals and products
+ * in float32, of WIDTH nodes at once. */
+static void rough_pairs_add(const int64_t *nodes, int64_t count, int64_t children, const float *z,
+                            int64_t heads, double *score)
+{
+    __mmask16 lanes = (__mmask16)((1u << heads) - 1);
+    int64_t full = count - (2 * nodes[count - 1] + 1 == children);
+    for (int64_t first = 0; first < full; first += WIDTH) {
+        __m512 most[WIDTH], both[WIDTH];
+        for (int64_t n = 0; n < WIDTH; n++) {
+            most[n] = vec_zero();
+            both[n] = vec_set(1);
+            if (first + n >= full) continue;
+            vec one = vec_load(z + 2 * (first + n) * WIDTH),
+                other = vec_load(z + (2 * (first + n) + 1) * WIDTH);
+            vec below = _mm512_or_ps(vec_sub(one, other), vec_set(-0.0f)); /* -|one - other| */
+            most[n] = _mm512_maskz_max_ps(lanes, one, other);
+            both[n] = _mm512_mask_add_ps(both[n], lanes, both[n], vec_exp2_below(below));
+        }
+        __m512 totals = word_join(most, vec_add), products = word_join(both, vec_mul);
+        for (int64_t n = first; n < MIN(first + WIDTH, full); n += DOUBLES) {
+            doubles total = _mm512_cvtps_pd(n == first ? _mm512_castps512_ps256(totals)
+                                                       : _mm512_extractf32x8_ps(totals, 1));
+            doubles product = _mm512_cvtps_pd(n == first ? _mm512_castps512_ps256(products)
+                                                         : _mm512_extractf32x8_ps(products, 1));
+            __mmask8 some = (__mmask8)((1u << MIN(full - n, DOUBLES)) - 1);
+            doubles before = _mm512_maskz_loadu_pd(some, score + n);
+            _mm512_mask_storeu_pd(score + n, some, before + total * LN2 + doubles_log(product));
+        }
+    }
+    if (full < count) score[full] += vector_score(CLATTN_SELECT_PISA, z + 2 * full * WIDTH, 1, heads);
 }
 
 /* Errors of the scores of nodes with children from mean[0] on: what is not usable is not known at all. */
@@ -122,9 +161,8 @@ static bool rough_pairs_score(struct batch *batch, struct walk *walk, const stru
         }
         dot_word_pairs(&from, vectors, pair, step, stride, count, batch->logits, RUN_ROWS);
         for (int u = 0; u < vectors; u++)
-            pairs_add_scores(CLATTN_SELECT_PISA, walk->scored, count, children->rows,
-                             batch->logits + u * RUN_ROWS * WIDTH, MIN(WIDTH, problem->group - (v + u) * WIDTH),
-                             walk->score);
+            rough_pairs_add(walk->scored, count, children->rows, batch->logits + u * RUN_ROWS * WIDTH,
+                            MIN(WIDTH, problem->group - (v + u) * WIDTH), walk->score);
     }
     rough_pairs_errors(batch, walk, batch->mean + first, children->rows);
     rough_decide(walk, level);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /* Rough scores of leaves, where the machine multiplies words faster than floats: most of them already decide
  * what is kept, and the exact way is gone only where they do not. A rough score comes with a bound of its
- * distance from the exact one (dot_words_avx512vnni.h), so that the lists stay the same to the bit.
+ * distance from the exact one (words_avx512vnni.h), so that the lists stay the same to the bit.
  *
  * Included by select_levels_simd.h. */
 
 #if defined(SIMD_WORD_DOTS)
 
 enum {
-    ROUGH_VISITS = 2 /* of a leaf, for which converting its keys pays */
+    ROUGH_VISITS = 2,  /* of a leaf, for which converting its keys pays, ... */
+    ROUGH_MEASURE = 12 /* ... and measuring what rounding leaves of them */
 };
 
 /* A leaf in words, and what is prefetched meanwhile. */
@@ -19,7 +20,7 @@ struct rough_leaf {
     int64_t keys;
     float factor; /* of sums, together with the step of a row */
     double unit;  /* greatest logit to base 2 of a query of norm 1 */
-    struct line_walk ahead;
+    struct word_ahead ahead;
     int64_t passes; /* over the leaf that remain */
 };
 
@@ -32,12 +33,6 @@ static void rough_dots(struct rough_leaf *leaf, int vectors)
 {
     dot_words(&leaf->from, vectors, leaf->batch->leaf_words, word_stride(leaf->batch->job->problem->dim),
               leaf->keys, leaf->batch->logits, RUN_ROWS, &leaf->ahead, leaf->passes--);
-}
-
-/* Among all rows' vectors, the one of which vector `n` of the visits is. */
-static int64_t rough_vector(const struct batch *batch, const struct visit *visit, int64_t n)
-{
-    return visit[n / batch->vectors].row * batch->vectors + n % batch->vectors;
 }
 
 /* Heads of `count` rows side by side, as join_rows. */
@@ -70,30 +65,52 @@ static double rough_score(const float *z, int64_t count, int64_t heads, double m
     return product_log(product);
 }
 
-/* Rows with vectors of their own, as score_leaf_vectors. */
-static void rough_vectors(struct rough_leaf *leaf, const struct visit *visit, int64_t visits)
+/* Vector `n` of the visits: which visit's it is, and which of its row. */
+struct visit_vector {
+    const struct visit *visit;
+    int64_t vector;
+};
+
+static struct visit_vector visit_vector(const struct batch *batch, const struct visit *visit, int64_t n)
+{
+    if (batch->vectors == 1) return (struct visit_vector){visit + n, 0};
+    return (struct visit_vector){visit + n / batch->vectors, n % batch->vectors};
+}
+
+/* Its words among those of all rows. */
+static int64_t row_vector(const struct batch *batch, struct visit_vector own)
+{
+    return own.visit->row * batch->vectors + own.vector;
+}
+
+/* Rows with vectors of their own, as score_leaf_vectors. `after` visits of other leaves follow. */
+static void rough_vectors(struct rough_leaf *leaf, const struct visit *visit, int64_t visits, int64_t after)
 {
     const struct batch *batch = leaf->batch;
-    int64_t all = visits * batch->vectors;
+    int64_t all = visits * batch->vectors, end = (visits + after) * batch->vectors;
+    int64_t size = leaf->from.steps * WIDTH;
     leaf->passes = ceil_div(all, VECTORS_MAX);
     for (int64_t n = 0, vectors; n < all; n += vectors) {
-        vectors = ceil_div(all - n, leaf->passes);
-        for (int64_t v = 0; v < VECTORS_MAX; v++) {
-            int64_t own = rough_vector(batch, visit, MIN(n + v, all - 1)), after = n + vectors + v;
-            leaf->from.q[v] = batch->words + own * leaf->from.steps * WIDTH;
-            leaf->from.factor[v] = vec_mul(vec_load(batch->word_step + own * WIDTH), vec_set(leaf->factor));
-            leaf->from.next[v] =
-                after < all ? batch->words + rough_vector(batch, visit, after) * leaf->from.steps * WIDTH
-                            : NULL;
+        struct visit_vector own[VECTORS_MAX];
+        vectors = all - n > VECTORS_MAX + 1 ? VECTORS_MAX : ceil_div(all - n, leaf->passes);
+        leaf->ahead.vectors = 0;
+        for (int64_t v = 0; v < vectors; v++) {
+            own[v] = visit_vector(batch, visit, n + v);
+            int64_t at = row_vector(batch, own[v]), next = n + vectors + v;
+            leaf->from.q[v] = batch->words + at * size;
+            leaf->from.factor[v] = vec_mul(vec_load(batch->word_step + at * WIDTH), vec_set(leaf->factor));
+            if (next >= end) continue;
+            at = row_vector(batch, visit_vector(batch, visit, next));
+            leaf->ahead.vector[leaf->ahead.vectors++] = batch->words + at * size;
         }
         rough_dots(leaf, (int)vectors);
         for (int64_t v = 0; v < vectors; v++) {
-            const struct visit *own = &visit[(n + v) / batch->vectors];
-            int64_t first = (n + v) % batch->vectors * WIDTH;
-            double *score = visit_score(batch, own);
-            *score = (first ? *score : 0) + rough_score(batch->logits + v * RUN_ROWS * WIDTH, leaf->keys,
-                                                        MIN(WIDTH, batch->job->problem->group - first),
-                                                        leaf->unit * batch->word_row[own->row].norm_max);
+            int64_t first = own[v].vector * WIDTH;
+            double *score = visit_score(batch, own[v].visit);
+            *score =
+                (first ? *score : 0) + rough_score(batch->logits + v * RUN_ROWS * WIDTH, leaf->keys,
+                                                   MIN(WIDTH, batch->job->problem->group - first),
+                                                   leaf->unit * batch->word_row[own[v].visit->row].norm_max);
         }
     }
 }
@@ -127,29 +144,29 @@ static void rough_errors(const struct rough_leaf *leaf, const struct visit *visi
 
 /* All visits of a leaf, as score_leaf, which takes those for which words do not pay. */
 static void rough_leaf(const struct batch *batch, const struct walk_children *children,
-                       const struct visit *visit, int64_t visits, int64_t next)
+                       const struct visit *visit, int64_t visits, int64_t next, int64_t after)
 {
     const struct problem *problem = batch->job->problem;
     struct rough_leaf leaf = {.batch = batch, .from.steps = word_steps(problem->dim)};
     bool usable = visits >= ROUGH_VISITS;
     leaf.keys = MIN(children->width, children->rows - visit->node * children->width);
     usable = usable && word_keys(leaf_keys(batch, children, visit->node, leaf.keys), &batch->center, leaf.keys,
-                                 problem->dim, batch->leaf_words, &leaf.key);
+                                 problem->dim, visits >= ROUGH_MEASURE, batch->leaf_words, &leaf.key);
     float scale = score_scale(CLATTN_SELECT_PISA, problem->scale);
     leaf.factor = scale * leaf.key.step;
     leaf.unit = 1.01 * fabs((double)scale) * leaf.key.norm;
     if (!usable || !isfinite(leaf.factor) || !isfinite(leaf.unit)) {
         for (int64_t n = 0; n < visits; n++)
             *visit_error(batch, &visit[n]) = 0;
-        score_leaf(batch, children, visit, visits, next);
+        score_leaf(batch, children, visit, visits, next, after);
         return;
     }
     if (next >= 0) {
         struct rows ahead = leaf_piece(batch, children, next);
-        leaf.ahead = line_walk_of(&ahead);
+        leaf.ahead.keys = line_walk_of(&ahead);
     }
     if (batch->together == 1)
-        rough_vectors(&leaf, visit, visits);
+        rough_vectors(&leaf, visit, visits, after);
     else
         rough_joined(&leaf, visit, visits);
     rough_errors(&leaf, visit, visits);
@@ -160,18 +177,23 @@ static void rough_leaf(const struct batch *batch, const struct walk_children *ch
 static bool rough_score_of(const float *q, int32_t heads, const float *k, int64_t count, int32_t dim,
                            float scale, const float *center_at, double *score, double *error)
 {
-    static float packed[256 * WIDTH], step[WIDTH], logits[RUN_ROWS * WIDTH];
+    static float padded[WIDTH][256 + WORD_BLOCK], step[WIDTH], logits[RUN_ROWS * WIDTH];
     static int32_t words[256 / 2 * WIDTH];
-    static int16_t keys[RUN_ROWS * (256 + 32)];
+    static int16_t keys[RUN_ROWS * 256];
+    const float *head[WIDTH];
     struct word_row row = {.usable = true};
     struct word_center center;
     struct word_leaf leaf;
-    struct line_walk ahead = {0};
+    struct word_ahead ahead = {.vectors = 0};
     word_center_set(&center, center_at, dim);
-    for (int64_t i = 0; i < (int64_t)dim * WIDTH; i++)
-        packed[i] = i % WIDTH < heads ? q[i % WIDTH * dim + i / WIDTH] : 0;
-    word_queries(packed, &center, dim, words, step, &row);
-    if (!row.usable || !word_keys((struct float_rows){k, dim}, &center, count, dim, keys, &leaf)) return false;
+    for (int h = 0; h < WIDTH; h++) {
+        head[h] = padded[h];
+        for (int32_t d = 0; d < 256; d++)
+            padded[h][d] = h < heads && d < dim ? q[h * dim + d] : 0;
+    }
+    word_queries(head, &center, dim, words, step, &row);
+    if (!row.usable || !word_keys((struct float_rows){k, dim}, &center, count, dim, true, keys, &leaf))
+        return false;
     float factor = score_scale(CLATTN_SELECT_PISA, scale) * leaf.step;
     double most = 1.01 * fabs((double)score_scale(CLATTN_SELECT_PISA, scale)) * leaf.norm * row.norm_max;
     struct word_vectors from = {.q = {words}, .steps = word_steps(dim)};

@@ -186,7 +186,8 @@ void walk_decide(struct walk *walk, int level)
 void walk_choose(struct walk *walk, int level)
 {
     int64_t kept = 0, next = 0;
-    mark_best(walk, walk_room(walk, level));
+    if (!walk->chosen) mark_best(walk, walk_room(walk, level));
+    walk->chosen = false;
     walk->scored[walk->scored_count] = -1; /* there is room for one more */
     walk->keep[walk->scored_count] = false;
     for (int64_t i = 0; i < walk->count; i++) {

@@ -36,6 +36,7 @@ struct walk {
     double *score;   /* [max] of scored */
     int32_t *heap;   /* [room] indices into scored, the worst on top */
     bool *keep;      /* [max] of scored */
+    bool chosen;     /* keep says already what walk_choose would find */
     bool *open;      /* [max] of scored: those whose score is asked for; rough scores: see walk_decide */
     float *error;    /* [max] of score, when it is rough */
     double *bound;   /* [max] score minus or plus error */
