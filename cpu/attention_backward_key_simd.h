@@ -21,8 +21,8 @@
 #include "turns.h"
 
 enum {
-    ROWS = 96, /* at a time: whole tiles of dot_rows of every variant */
-    CHAIN = 11 /* packs of rows until the inner accumulator is emptied */
+    ROWS = PACK_ROWS_MAX,
+    CHAIN_ROWS = 11 * ROWS /* until the inner accumulator is emptied, whatever the size of the packs */
 };
 
 enum { SHORT_DIM = 16 }; /* steps of a dot product whose rounding dbias does not bear otherwise */
@@ -32,7 +32,7 @@ struct key_state {
     const struct key_tile *tile;
     int64_t keys, rows; /* of the piece; packed so far */
     int64_t lanes;      /* keys, rounded up */
-    int packs;          /* since the inner accumulators were emptied */
+    int64_t chain;      /* rows since the inner accumulators were emptied */
     int64_t dk_stride, dv_stride;
     float *k, *v;       /* [lane group][dim or dim_v][lanes] */
     float *z, *dp;      /* [ROWS][lanes] of one lane group */
@@ -156,7 +156,7 @@ static void key_begin(struct key_state *state)
                      lane_vectors(left));
     }
     if (state->tile->has_dq) key_panels(state);
-    state->chained = key_tile_rows(state->tile) > CHAIN * ROWS;
+    state->chained = key_tile_rows(state->tile) > CHAIN_ROWS;
     if (!state->chained) {
         state->dk = state->tile->dk;
         state->dv = state->tile->dv;
@@ -176,7 +176,7 @@ static void key_flush(struct key_state *state)
             to[which][n] += from[which][n];
             from[which][n] = 0;
         }
-    state->packs = 0;
+    state->chain = 0;
 }
 
 /* Soft cap, bias and what is not seen, for row r and one vector of keys from `lane` on. */
@@ -390,9 +390,10 @@ static void key_pack_done(struct key_state *state)
         key_add_dq(state);
         key_pass(state);
     }
+    state->chain += state->rows;
     state->rows = 0;
     state->partial = false;
-    if (++state->packs == CHAIN && job->dk && state->chained) key_flush(state);
+    if (state->chain >= CHAIN_ROWS && job->dk && state->chained) key_flush(state);
 }
 
 /* Is the block cut for the rows of a list? */
@@ -468,7 +469,7 @@ static void key_row(struct key_state *state, int64_t i, int32_t head, int64_t nu
     if (bias)
         state->bias[n] =
             *(const float *)tensor_row(bias, bias->batch == 1 ? 0 : sequence->batch, state->tile->block, head);
-    if (++state->rows == ROWS) key_pack_done(state);
+    if (++state->rows == state->tile->pack) key_pack_done(state);
 }
 
 static void backward_key_simd(const struct backward_job *job, const struct key_tile *tile, void *scratch)

@@ -6,6 +6,8 @@
 
 #include "cpu.h"
 
+enum { PACK_ROWS_MAX = 96 }; /* rows x heads at a time: whole tiles of dot_rows of every variant */
+
 /* Most keys of a piece: a block, or what a block of the caller's boundaries is cut into. */
 static inline int64_t backward_block(const struct backward_job *job)
 {
@@ -31,6 +33,7 @@ struct key_tile {
     int32_t kv_head;
     int64_t block;        /* its number */
     int64_t first, count; /* keys of the sequence, at most backward_block() */
+    int32_t pack;         /* rows x heads at a time, PACK_ROWS_MAX or a divisor of it */
     int64_t shift;        /* rows see the keys as if they stood so many further to the right */
     int32_t q_block;      /* query rows of a row of the parts */
     struct key_part *parts;

@@ -12,6 +12,6 @@ bool backward_once_wanted(const struct cpu_kernels *kernels, const struct backwa
 
 /* False: no memory. delta, delta_base: D as in struct key_tile, of sequence s from delta_base[s] on. */
 bool backward_once(const struct cpu_kernels *kernels, const struct backward_job *job,
-                   const struct inverse *inverse, const float *delta, const int64_t *delta_base, int threads);
+                   const struct inverse *inverse, const float *delta, const int64_t *delta_base, int32_t pack, const struct cpu_team *team);
 
 #endif

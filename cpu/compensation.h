@@ -23,7 +23,7 @@ struct compensation {
  * float32. */
 clattn_status compensation_make(clattn_context *context, const struct backward_job *job,
                                 const struct inverse *inverse, const float *delta, const int64_t *delta_base,
-                                struct compensation *result);
+                                int32_t pack, struct compensation *result);
 
 /* Adds the block's share to dk and dv, which lie one behind the other. */
 void compensation_add(const struct compensation *compensation, const struct backward_job *job, int64_t s,

@@ -4,7 +4,6 @@
 #include "config.h"
 
 #include "cpu.h"
-#include "cpu_threads.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,14 +97,14 @@ static clattn_status cpu_open_variant(clattn_context *context, clattn_backend id
     struct cpu_state *state = calloc(1, sizeof *state);
     if (!state) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for a context");
     state->id = id;
-    struct cpu_machine machine = cpu_machine_read();
-    state->threads = context->threads ? 0 : cpu_threads_default(&machine);
-    state->cache_bytes = machine.cache_bytes;
     clattn_status status = install(context, &state->kernels, variant);
     if (status) {
         free(state);
         return status;
     }
+    state->machine = cpu_machine_read();
+    state->threads = context->threads ? 0 : cpu_threads_default(&state->machine);
+    state->placement = cpu_placement_wanted(context);
     context->state = state;
     log_line(context, CLATTN_LOG_INFO, "CPU variant %s, %d threads", state->kernels.variant,
              cpu_threads(context));
@@ -126,8 +125,12 @@ static clattn_status reference_open(clattn_context *context, const clattn_contex
 
 static void cpu_close(clattn_context *context)
 {
-    if (context->state) cpu_scratch_release(context->state);
-    free(context->state);
+    struct cpu_state *state = context->state;
+    if (state) {
+        cpu_scratch_release(state);
+        cpu_machine_free(&state->machine);
+    }
+    free(state);
     context->state = NULL;
 }
 
@@ -177,15 +180,17 @@ static clattn_status cpu_describe(clattn_context *context, clattn_device_info *i
 
 static clattn_status cpu_storage_create(clattn_context *context, size_t bytes, struct storage *storage)
 {
-    *storage = (struct storage){.host = bytes < SIZE_MAX / 2 ? cpu_scratch(bytes) : NULL, .bytes = bytes};
+    const struct cpu_state *state = context->state;
+    *storage = (struct storage){.bytes = bytes};
+    if (bytes < SIZE_MAX / 2) storage->host = cpu_memory_new(&state->machine, bytes);
     if (!storage->host) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %zu bytes", bytes);
     return CLATTN_SUCCESS;
 }
 
 static void cpu_storage_release(clattn_context *context, struct storage *storage)
 {
-    (void)context;
-    free(storage->host);
+    const struct cpu_state *state = context->state;
+    cpu_memory_free(&state->machine, storage->host, storage->bytes);
     *storage = (struct storage){0};
 }
 

@@ -11,6 +11,7 @@
 
 #include "internal.h"
 
+#include "cpu_threads.h"
 #include "half.h"
 
 /* The mean of `count` keys of one leaf. keys: first key, dtype elements, len_stride elements apart. mean [dim].
@@ -88,7 +89,7 @@ struct cpu_kernels {
     backward_key_function *backward_key;
     size_t (*backward_key_scratch)(const struct backward_job *job);
     int32_t forward_rows; /* query rows x heads of a tile that suits the kernel, for dense attention and query
-                             blocks */
+                             blocks; caches may make it twice or half as many */
     int32_t union_rows;   /* query rows x heads of a tile that joins several short lists; 1: none does */
 };
 
@@ -105,8 +106,9 @@ enum { KEPT_SCRATCH = 16 };
 struct cpu_state {
     struct cpu_kernels kernels;
     clattn_backend id;
-    int threads;         /* when the caller names none; 0: as OpenMP says */
-    int64_t cache_bytes; /* of a core's level-2 cache; 0: not known */
+    struct cpu_machine machine;
+    int threads; /* when the caller names none; 0: as OpenMP says */
+    enum cpu_placement placement;
     size_t *kept[KEPT_SCRATCH]; /* memory of former calls: see cpu_scratch_take */
 };
 

@@ -46,6 +46,7 @@ struct plan {
     int64_t *turns;               /* [sequences][q_len][q_heads] like delta; NULL: dq has a walk of its own */
     int64_t next;                 /* item */
     int64_t dk_floats, dv_floats; /* of one accumulator */
+    int32_t pack;                 /* rows x heads */
     struct compensation compensation;
 };
 
@@ -104,17 +105,21 @@ static float row_delta(const struct backward_job *job, const struct sequence *se
     return (float)sum;
 }
 
-static void deltas(struct plan *plan, int threads)
+static void deltas(struct plan *plan, const struct cpu_team *team)
 {
     const struct problem *problem = plan->job->problem;
-    (void)threads;
-    for (int64_t s = 0; s < problem->count; s++) {
-        const struct sequence *sequence = &problem->sequences[s];
-        float *delta = plan->delta + plan->delta_base[s];
-#pragma omp parallel for schedule(static) num_threads(threads)
-        for (int64_t i = 0; i < sequence->q_len; i++)
-            for (int32_t head = 0; head < problem->q_heads; head++)
-                delta[i * problem->q_heads + head] = row_delta(plan->job, sequence, i, head);
+#pragma omp parallel num_threads(team->threads)
+    {
+        struct cpu_binding *binding = cpu_team_enter(team);
+        for (int64_t s = 0; s < problem->count; s++) {
+            const struct sequence *sequence = &problem->sequences[s];
+            float *delta = plan->delta + plan->delta_base[s];
+#pragma omp for schedule(static) nowait
+            for (int64_t i = 0; i < sequence->q_len; i++)
+                for (int32_t head = 0; head < problem->q_heads; head++)
+                    delta[i * problem->q_heads + head] = row_delta(plan->job, sequence, i, head);
+        }
+        cpu_team_leave(team, binding);
     }
 }
 
@@ -228,7 +233,7 @@ static clattn_status plan_items(clattn_context *context, struct plan *plan, int6
         plan->items = malloc((size_t)(plan->item_count + 1) * sizeof *plan->items);
         plan->parts = malloc((size_t)(plan->part_count + 1) * sizeof *plan->parts);
         size_t floats = (size_t)(plan->partial_count * (plan->dk_floats + plan->dv_floats));
-        plan->partial = calloc(floats + 1, sizeof *plan->partial);
+        plan->partial = malloc((floats + 1) * sizeof *plan->partial);
         if (plan->job->dbias)
             plan->dbias = calloc((size_t)(plan->item_count * problem->group + 1), sizeof(double));
     }
@@ -240,7 +245,7 @@ static clattn_status plan_items(clattn_context *context, struct plan *plan, int6
     all_items(plan, parts, true);
     free(parts);
     if (!backward_turns_wanted(plan->job, plan->item_count)) return CLATTN_SUCCESS;
-    plan->turns = calloc((size_t)(delta_count + 1), sizeof *plan->turns);
+    plan->turns = malloc((size_t)(delta_count + 1) * sizeof *plan->turns);
     return plan->turns ? CLATTN_SUCCESS : fail(context, CLATTN_OUT_OF_MEMORY, "no memory for turns");
 }
 
@@ -273,16 +278,17 @@ static clattn_status plan_make(clattn_context *context, const struct backward_jo
 
 /* ---- work ---- */
 
-static int run_queries(const struct cpu_kernels *kernels, const struct plan *plan, int threads)
+static int run_queries(const struct cpu_state *state, const struct plan *plan, const struct cpu_team *team)
 {
+    const struct cpu_kernels *kernels = &state->kernels;
     const struct backward_job *job = plan->job;
     const struct problem *problem = job->problem;
-    struct tiling tiling = tiling_of(problem, job->blocks, kernels->forward_rows, kernels->union_rows);
-    size_t bytes = kernels->backward_query_scratch(job, tiling.rows, tiling.heads);
+    struct tiling tiling = tiling_of(state, problem, job->blocks);
+    size_t bytes = kernels->backward_query_scratch(job, tiling.rows_most, tiling.heads);
     int failed = 0;
-    (void)threads;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(team->threads)
     {
+        struct cpu_binding *binding = cpu_team_enter(team);
         void *scratch = cpu_scratch(bytes);
         if (!scratch) {
 #pragma omp atomic write
@@ -298,6 +304,7 @@ static int run_queries(const struct cpu_kernels *kernels, const struct plan *pla
             }
         }
         free(scratch);
+        cpu_team_leave(team, binding);
     }
     return failed;
 }
@@ -332,6 +339,7 @@ static void run_item(const struct cpu_kernels *kernels, const struct plan *plan,
         .first = item->key,
         .count = item->keys,
         .q_block = plan->job->problem->q_block,
+        .pack = plan->pack,
         .parts = plan->parts + item->first_part,
         .part_count = item->part_count,
         .delta = plan->delta + plan->delta_base[item->sequence],
@@ -340,7 +348,7 @@ static void run_item(const struct cpu_kernels *kernels, const struct plan *plan,
         .turns = plan->turns ? plan->turns + plan->delta_base[item->sequence] : NULL,
         .dbias = plan->dbias ? plan->dbias + (item - plan->items) * plan->job->problem->group : NULL};
     tile.dv = tile.dk + plan->dk_floats;
-    if (is_whole) memset(own, 0, (size_t)floats * sizeof *own);
+    memset(tile.dk, 0, (size_t)floats * sizeof *own);
     if (key_tile_rows(&tile) > 0) kernels->backward_key(plan->job, &tile, scratch);
     if (is_whole && plan->job->dk) write_block(plan, item, own);
 }
@@ -356,32 +364,36 @@ static void merge_item(const struct plan *plan, const struct item *item)
     if (plan->job->dk) write_block(plan, item, sum);
 }
 
+/* Of the gradient of the queries, and their turns: first written by the threads that work on them. */
 static void clear_queries(const struct plan *plan)
 {
     const struct problem *problem = plan->job->problem;
     for (int64_t s = 0; s < problem->count; s++) {
         const struct sequence *sequence = &problem->sequences[s];
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < sequence->q_len; i++)
-            backward_clear_row(plan->job, sequence, i);
+        for (int64_t i = 0; i < sequence->q_len; i++) {
+            int64_t *turns = plan->turns + plan->delta_base[s] + i * problem->q_heads;
+            memset(turns, 0, (size_t)problem->q_heads * sizeof *turns);
+            if (!plan->job->accumulate) backward_clear_row(plan->job, sequence, i);
+        }
     }
 }
 
-static int run_keys(const struct cpu_kernels *kernels, struct plan *plan, int threads)
+static int run_keys(const struct cpu_kernels *kernels, struct plan *plan, const struct cpu_team *team)
 {
     size_t bytes = kernels->backward_key_scratch(plan->job);
     size_t own_bytes = (size_t)(plan->dk_floats + plan->dv_floats) * sizeof(float);
     int failed = 0;
-    (void)threads;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(team->threads)
     {
+        struct cpu_binding *binding = cpu_team_enter(team);
         void *scratch = cpu_scratch(bytes);
         float *own = cpu_scratch(own_bytes);
         if (!scratch || !own) {
 #pragma omp atomic write
             failed = 1;
         }
-        if (plan->turns && !plan->job->accumulate) clear_queries(plan);
+        if (plan->turns) clear_queries(plan);
         if (scratch && own)
             for (int64_t n; (n = turn_next(&plan->next)) < plan->item_count;)
                 run_item(kernels, plan, &plan->items[n], own, scratch);
@@ -391,6 +403,7 @@ static int run_keys(const struct cpu_kernels *kernels, struct plan *plan, int th
             if (plan->items[n].segments > 1 && plan->items[n].segment == 0) merge_item(plan, &plan->items[n]);
         free(scratch);
         free(own);
+        cpu_team_leave(team, binding);
     }
     return failed;
 }
@@ -446,20 +459,24 @@ static void write_dsink(const struct plan *plan, int threads)
 
 clattn_status cpu_backward(clattn_context *context, const struct backward_job *job)
 {
-    const struct cpu_kernels *kernels = cpu_kernels_of(context);
-    int threads = cpu_threads(context), failed = 0;
+    const struct cpu_state *state = context->state;
+    const struct cpu_kernels *kernels = &state->kernels;
+    struct cpu_team team = cpu_team(context);
+    int threads = team.threads, failed = 0;
     struct plan plan;
     if (!kernels->backward_key) return backward_ref(context, job);
     bool once = (job->dq || job->dk) && backward_once_wanted(kernels, job);
     clattn_status status = plan_make(context, job, once, &plan);
-    if (!status) deltas(&plan, threads);
+    plan.pack = pack_rows(state, job);
+    if (!status) deltas(&plan, &team);
     if (!status && job->compensation != 0 && job->dk && job->blocks)
-        status =
-            compensation_make(context, job, &plan.inverse, plan.delta, plan.delta_base, &plan.compensation);
+        status = compensation_make(context, job, &plan.inverse, plan.delta, plan.delta_base, plan.pack,
+                                   &plan.compensation);
     if (!status) {
-        if (once) failed = !backward_once(kernels, job, &plan.inverse, plan.delta, plan.delta_base, threads);
-        if (job->dq && !once && !plan.turns) failed = run_queries(kernels, &plan, threads);
-        if ((job->dk || job->dbias || plan.turns) && !once) failed |= run_keys(kernels, &plan, threads);
+        if (once)
+            failed = !backward_once(kernels, job, &plan.inverse, plan.delta, plan.delta_base, plan.pack, &team);
+        if (job->dq && !once && !plan.turns) failed = run_queries(state, &plan, &team);
+        if ((job->dk || job->dbias || plan.turns) && !once) failed |= run_keys(kernels, &plan, &team);
         if (job->dbias) write_dbias(&plan);
         if (job->dsink) write_dsink(&plan, threads);
         if (failed)

@@ -28,6 +28,7 @@ struct once {
     const struct inverse *inverse;
     const float *delta;
     const int64_t *delta_base;
+    int32_t pack;
     int64_t *chunk_base; /* [sequences + 1] chunks of the sequences before, of all key heads */
     int64_t *turn_base;  /* [sequences] first turn of key head 0; head h begins h * blocks later */
     int64_t *turns;
@@ -158,6 +159,7 @@ static void chunk_run(const struct once *once, const struct chunk *chunk, struct
                                 .block = b,
                                 .first = key_block_first(&keys, b),
                                 .q_block = job->blocks->q_block,
+                                .pack = once->pack,
                                 .has_dq = job->dq != NULL,
                                 .parts = parts,
                                 .part_count = chunk_parts(once, chunk, b, parts),
@@ -196,18 +198,19 @@ static bool bases_make(struct once *once)
 }
 
 bool backward_once(const struct cpu_kernels *kernels, const struct backward_job *job,
-                   const struct inverse *inverse, const float *delta, const int64_t *delta_base, int threads)
+                   const struct inverse *inverse, const float *delta, const int64_t *delta_base, int32_t pack,
+                   const struct cpu_team *team)
 {
     const struct problem *problem = job->problem;
-    struct once once = {job, kernels, inverse, delta, delta_base, NULL, NULL, NULL, 0};
+    struct once once = {job, kernels, inverse, delta, delta_base, pack, NULL, NULL, NULL, 0};
     size_t floats =
         (size_t)(job->blocks->block * (gradient_stride(problem->dim) + gradient_stride(problem->dim_v)));
     size_t bytes = kernels->backward_key_scratch(job);
     int running = 0;
-    (void)threads;
     if (bases_make(&once)) {
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(team->threads)
         {
+            struct cpu_binding *binding = cpu_team_enter(team);
             void *scratch = cpu_scratch(bytes);
             float *sums = cpu_scratch(floats * sizeof *sums);
             struct key_part *parts = malloc((size_t)problem->group * sizeof *parts);
@@ -222,6 +225,7 @@ bool backward_once(const struct cpu_kernels *kernels, const struct backward_job 
             free(scratch);
             free(sums);
             free(parts);
+            cpu_team_leave(team, binding);
         }
     }
     free(once.chunk_base);

@@ -30,6 +30,7 @@ struct head_work {
     const struct inverse *inverse;
     const struct sequence *sequence;
     const float *delta;
+    int32_t pack; /* rows x heads */
     int64_t s, blocks, floats;
     int32_t kv_head, heads, part_count; /* query heads of a part */
     float *sums;                        /* [blocks][floats] */
@@ -137,6 +138,7 @@ static void rows_add(const struct head_work *work, const struct buckets *buckets
                             .count = block,
                             .shift = (as - a) * block,
                             .q_block = 1,
+                            .pack = work->pack,
                             .parts = own->parts,
                             .part_count = count,
                             .delta = work->delta,
@@ -220,17 +222,17 @@ static int64_t rows_most(const struct head_work *work)
 }
 
 /* False: no memory for any thread. */
-static bool head_run(struct head_work *work, int threads)
+static bool head_run(struct head_work *work, const struct cpu_team *team)
 {
     int64_t rows = rows_most(work);
     struct own none;
     size_t bytes = own_layout(work, rows, NULL, &none);
     int running = 0;
-    (void)threads;
     memset(work->turns, 0, (size_t)work->blocks * sizeof *work->turns);
     work->next = 0;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(team->threads)
     {
+        struct cpu_binding *binding = cpu_team_enter(team);
         struct own own;
         char *memory = cpu_scratch(bytes);
         if (memory) {
@@ -241,6 +243,7 @@ static bool head_run(struct head_work *work, int threads)
                 source_run(work, a, &own);
         }
         free(memory);
+        cpu_team_leave(team, binding);
     }
     return running;
 }
@@ -265,12 +268,13 @@ static bool sums_make(const struct backward_job *job, struct compensation *resul
 
 clattn_status compensation_make(clattn_context *context, const struct backward_job *job,
                                 const struct inverse *inverse, const float *delta, const int64_t *delta_base,
-                                struct compensation *result)
+                                int32_t pack, struct compensation *result)
 {
     const struct problem *problem = job->problem;
     bool per_query_head = job->blocks->heads == problem->q_heads;
     int32_t heads = per_query_head ? 1 : problem->group;
     int64_t blocks_most;
+    struct cpu_team team = cpu_team(context);
     bool done = sums_make(job, result, &blocks_most);
     int64_t *turns = malloc((size_t)(blocks_most + 1) * sizeof *turns);
     for (int64_t s = 0; s < problem->count && done && turns; s++)
@@ -281,6 +285,7 @@ clattn_status compensation_make(clattn_context *context, const struct backward_j
                                      .inverse = inverse,
                                      .sequence = &problem->sequences[s],
                                      .delta = delta + delta_base[s],
+                                     .pack = pack,
                                      .s = s,
                                      .blocks = blocks,
                                      .floats = result->floats,
@@ -289,7 +294,7 @@ clattn_status compensation_make(clattn_context *context, const struct backward_j
                                      .part_count = problem->group / heads,
                                      .sums = result->sums + (result->first[s] + h * blocks) * result->floats,
                                      .turns = turns};
-            done = head_run(&work, cpu_threads(context));
+            done = head_run(&work, &team);
         }
     done = done && turns;
     free(turns);

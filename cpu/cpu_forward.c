@@ -11,14 +11,15 @@ clattn_status cpu_forward(clattn_context *context, const struct forward_job *job
 {
     const struct cpu_kernels *kernels = cpu_kernels_of(context);
     const struct problem *problem = job->problem;
-    struct tiling tiling = tiling_of(problem, job->blocks, kernels->forward_rows, kernels->union_rows);
-    int threads = cpu_threads(context), failed = 0;
-    size_t bytes = kernels->forward_scratch(job, tiling.rows, tiling.heads);
-    (void)threads;
+    struct tiling tiling = tiling_of(context->state, problem, job->blocks);
+    struct cpu_team team = cpu_team(context);
+    int failed = 0;
+    size_t bytes = kernels->forward_scratch(job, tiling.rows_most, tiling.heads);
     if (cpu_forward_splits(kernels, job, &tiling)) return cpu_forward_split(context, job, &tiling);
 
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(team.threads)
     {
+        struct cpu_binding *binding = cpu_team_enter(&team);
         void *scratch = cpu_scratch(bytes);
         if (!scratch) {
 #pragma omp atomic write
@@ -35,6 +36,7 @@ clattn_status cpu_forward(clattn_context *context, const struct forward_job *job
             }
         }
         free(scratch);
+        cpu_team_leave(&team, binding);
     }
     if (failed) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %zu bytes a thread", bytes);
     return CLATTN_SUCCESS;

@@ -155,14 +155,16 @@ clattn_status cpu_forward_split(clattn_context *context, const struct forward_jo
     struct split *splits = malloc((size_t)problem->count * sizeof *splits);
     float *results = NULL;
     int64_t parts_max = 0, units = splits ? splits_new(job, tiling, splits, &results, &parts_max) : -1;
-    size_t bytes = kernels->forward_scratch(job, tiling->rows, tiling->heads);
+    size_t bytes = kernels->forward_scratch(job, tiling->rows_most, tiling->heads);
     double *share = malloc((size_t)parts_max * sizeof *share);
-    int threads = (int)MIN(cpu_threads(context), MAX(units, 1)), failed = 0;
+    struct cpu_team team = cpu_team(context);
+    int threads = (int)MIN(team.threads, MAX(units, 1)), failed = 0;
     const bool ready = units >= 0 && share;
     (void)threads;
 
 #pragma omp parallel num_threads(threads) if (ready)
     {
+        struct cpu_binding *binding = cpu_team_enter(&team);
         void *scratch = ready ? cpu_scratch(bytes) : NULL;
         if (!scratch) {
 #pragma omp atomic write
@@ -174,6 +176,7 @@ clattn_status cpu_forward_split(clattn_context *context, const struct forward_jo
             if (scratch) split_unit(kernels, job, tiling, split, n - split->first, scratch);
         }
         free(scratch);
+        cpu_team_leave(&team, binding);
     }
     for (int64_t s = 0; s < problem->count && !failed; s++)
         for (int64_t n = 0; n < problem->sequences[s].q_len * problem->q_heads; n++)

@@ -21,13 +21,15 @@ clattn_status cpu_select(clattn_context *context, const struct select_job *given
     const struct cpu_kernels *kernels = cpu_kernels_of(context);
     const struct problem *problem = job->problem;
     clattn_blocks *blocks = job->blocks;
-    int threads = cpu_threads(context), failed = 0;
-    job->cache_bytes = ((const struct cpu_state *)context->state)->cache_bytes;
+    struct cpu_team team = cpu_team(context);
+    int threads = team.threads, failed = 0;
+    job->cache_bytes = ((const struct cpu_state *)context->state)->machine.cache_bytes;
     int32_t most = rows_at_once(kernels, job, threads);
     size_t bytes = kernels->select_scratch(job, most);
 
 #pragma omp parallel num_threads(threads)
     {
+        struct cpu_binding *binding = cpu_team_enter(&team);
         void *scratch = cpu_scratch_take(context, bytes);
         if (!scratch) {
 #pragma omp atomic write
@@ -49,6 +51,7 @@ clattn_status cpu_select(clattn_context *context, const struct select_job *given
             }
         }
         cpu_scratch_give(context, scratch);
+        cpu_team_leave(&team, binding);
     }
     if (failed) return fail(context, CLATTN_OUT_OF_MEMORY, "no memory for %zu bytes a thread", bytes);
     return CLATTN_SUCCESS;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* How many threads a context uses when its caller does not say: one a core, of those cores that the process may
- * run on and has time for. Calls that the caller's own threads make at the same time, in one context or in
- * several, share them: each has its part of the cores, as many as are at work when it begins. */
+/* How many threads a call uses when its caller does not say, and where they run: one a core, of those cores
+ * that the calling thread may run on and the process has time for. Calls that the caller's own threads make at
+ * the same time, in one context or in several, share them: each has its part of the cores, as many as are at
+ * work when it begins. */
 
 #include "config.h"
 
@@ -15,41 +16,8 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#ifdef HAVE_HWLOC
-#include <hwloc.h>
-#endif
 
-#ifdef HAVE_HWLOC
-/* What the level-2 cache gives to each core that shares it; 0: not known. */
-static int64_t cache_share(hwloc_topology_t topology, hwloc_obj_t core)
-{
-    hwloc_obj_t cache = hwloc_get_ancestor_obj_by_type(topology, HWLOC_OBJ_L2CACHE, core);
-    int cores = cache ? hwloc_get_nbobjs_inside_cpuset_by_type(topology, cache->cpuset, HWLOC_OBJ_CORE) : 0;
-    return cores > 0 ? (int64_t)cache->attr->cache.size / cores : 0;
-}
-#endif
-
-struct cpu_machine cpu_machine_read(void)
-{
-    struct cpu_machine machine = {0, 0};
-#ifdef HAVE_HWLOC
-    hwloc_topology_t topology;
-    if (hwloc_topology_init(&topology) != 0) return machine;
-    hwloc_bitmap_t bound = hwloc_bitmap_alloc();
-    if (bound && hwloc_topology_load(topology) == 0 &&
-        hwloc_get_cpubind(topology, bound, HWLOC_CPUBIND_PROCESS) == 0)
-        for (hwloc_obj_t core = NULL;
-             (core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core)) != NULL;) {
-            if (!hwloc_bitmap_intersects(core->cpuset, bound)) continue;
-            int64_t cache = cache_share(topology, core);
-            machine.cores++;
-            if (cache && (!machine.cache_bytes || cache < machine.cache_bytes)) machine.cache_bytes = cache;
-        }
-    hwloc_bitmap_free(bound);
-    hwloc_topology_destroy(topology);
-#endif
-    return machine;
-}
+/* ---- how many ---- */
 
 int cpu_quota_of(const char *text)
 {
@@ -95,9 +63,11 @@ static int group_quota(void)
 int cpu_threads_default(const struct cpu_machine *machine)
 {
 #ifdef _OPENMP
-    /* A number that the caller gave to OpenMP is no default any more: 0. */
-    if (getenv("OMP_NUM_THREADS") || omp_get_max_threads() != omp_get_num_procs()) return 0;
+    /* A number that the caller gave to OpenMP is no default any more: 0. Without it OpenMP has as many threads
+     * as there were processors when the program began; the caller may have bound this thread since. */
     int quota = group_quota(), threads = omp_get_max_threads();
+    bool is_default = threads == omp_get_num_procs() || threads == machine->processors;
+    if (getenv("OMP_NUM_THREADS") || !is_default) return 0;
     if (machine->cores) threads = MIN(threads, machine->cores);
     if (quota) threads = MIN(threads, quota);
     return threads;
@@ -121,16 +91,78 @@ void cpu_call_end(void)
     __atomic_sub_fetch(&calls, 1, __ATOMIC_RELAXED);
 }
 
-int cpu_threads(const clattn_context *context)
+/* ---- where ---- */
+
+enum cpu_placement cpu_placement_wanted(clattn_context *context)
 {
+    static const char *const own[] = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"};
+    static const char *const names[] = {"auto", "none", "close", "spread"};
+    const char *wanted = getenv("CLATTN_BIND");
+    for (size_t n = 0; n < sizeof own / sizeof *own; n++)
+        if (getenv(own[n])) return CPU_PLACE_NONE;
+    for (int n = 0; wanted && n <= CPU_PLACE_SPREAD; n++)
+        if (strcmp(wanted, names[n]) == 0) return (enum cpu_placement)n;
+    if (wanted && *wanted)
+        log_line(context, CLATTN_LOG_WARNING, "CLATTN_BIND is '%s', which is not known", wanted);
+    return CPU_PLACE_AUTO;
+}
+
+int cpu_place_of(enum cpu_placement placement, int cores, int threads, int thread)
+{
+    if (placement == CPU_PLACE_NONE || threads < 2 || threads > cores) return -1;
+    if (placement == CPU_PLACE_AUTO && threads < cores) return -1;
+    if (placement == CPU_PLACE_CLOSE) return thread;
+    return (int)((int64_t)thread * cores / threads);
+}
+
+struct cpu_team cpu_team(const clattn_context *context)
+{
+    struct cpu_team team = {1, CPU_PLACE_NONE, NULL};
 #ifdef _OPENMP
     const struct cpu_state *state = context->state;
-    if (context->threads) return context->threads;
-    if (omp_in_parallel()) return 1; /* the caller's threads are at work already */
+    const struct cpu_machine *machine = &state->machine;
     int most = omp_get_max_threads(), others = __atomic_load_n(&calls, __ATOMIC_RELAXED);
-    return state->threads ? MAX(MIN(state->threads, most) / MAX(others, 1), 1) : most;
+    team.threads = context->threads ? context->threads : most;
+    if (omp_in_parallel()) { /* the caller's threads are at work already */
+        team.threads = context->threads ? context->threads : 1;
+        return team;
+    }
+    /* OpenMP that binds its threads has bound this one too: that says nothing about the others. */
+    int here = omp_get_proc_bind() == omp_proc_bind_false ? cpu_cores_here(machine) : machine->cores;
+    if (!context->threads && state->threads) {
+        team.threads = MIN(state->threads, most);
+        if (here) team.threads = MIN(team.threads, here);
+        team.threads = MAX(team.threads / MAX(others, 1), 1);
+    }
+    if (others > 1 || here < machine->cores || cpu_place_of(state->placement, here, team.threads, 0) < 0)
+        return team;
+    team.placement = state->placement;
+    team.machine = machine;
 #else
     (void)context;
-    return 1;
 #endif
+    return team;
+}
+
+int cpu_threads(const clattn_context *context)
+{
+    return cpu_team(context).threads;
+}
+
+struct cpu_binding *cpu_team_enter(const struct cpu_team *team)
+{
+#ifdef _OPENMP
+    int threads = omp_get_num_threads(), core;
+    if (!team->machine) return NULL;
+    core = cpu_place_of(team->placement, team->machine->cores, threads, omp_get_thread_num());
+    return core < 0 ? NULL : cpu_thread_bind(team->machine, core);
+#else
+    (void)team;
+    return NULL;
+#endif
+}
+
+void cpu_team_leave(const struct cpu_team *team, struct cpu_binding *before)
+{
+    if (before) cpu_thread_restore(team->machine, before);
 }

@@ -113,7 +113,7 @@ typedef struct clattn_context_desc {
     const char *variant;    /* "c", "avx2", "avx512", "avx512vnni", "neon" (CPU), "portable", "subgroup", "mma",
                                "hopper" (OpenCL tier); NULL: the best that works. The variables CLATTN_CPU and
                                CLATTN_TIER limit the choice in the same words */
-    int threads;            /* CPU: number of threads; 0: as OpenMP decides */
+    int threads;            /* CPU: number of threads; 0: what OpenMP was told, else one a core; see clattn(7) */
     void *cl_context;       /* the caller's own cl_context, cl_device_id and cl_command_queue, or NULL; retained */
     void *cl_device;        /* needed with cl_context */
     void *cl_queue;         /* optional with cl_context; an in-order or out-of-order queue of that device */

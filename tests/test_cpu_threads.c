@@ -5,7 +5,6 @@
 
 #include "cpu.h"
 #include "cpu_cases.h"
-#include "cpu_threads.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -23,6 +22,7 @@ static void test_quota(void **state)
     assert_int_equal(cpu_quota_of("1000 100000\n"), 1);
     struct cpu_machine machine = cpu_machine_read();
     assert_in_range(cpu_threads_default(&machine), getenv("OMP_NUM_THREADS") ? 0 : 1, 1 << 20);
+    cpu_machine_free(&machine);
 }
 
 #ifdef HAVE_HWLOC
@@ -33,23 +33,25 @@ static void test_machines(void **state)
     (void)state;
     static const struct {
         const char *topology;
-        int cores;
+        int cores, nodes;
         int64_t cache_bytes;
     } machines[] = {
-        {"pack:1 l2:4(size=1048576) core:1 pu:2", 4, 1 << 20},
-        {"pack:2 numa:2 l2:8(size=2097152) core:1 pu:1", 32, 2 << 20},
-        {"pack:1 l2:2(size=4194304) core:4 pu:1", 8, 1 << 20}, /* four cores share a cache */
-        {"numa:4 core:3 pu:2", 12, 0},
-        {"core:1 pu:8", 1, 0},
+        {"pack:1 l2:4(size=1048576) core:1 pu:2", 4, 1, 1 << 20},
+        {"pack:2 numa:2 l2:8(size=2097152) core:1 pu:1", 32, 4, 2 << 20},
+        {"pack:1 l2:2(size=4194304) core:4 pu:1", 8, 1, 1 << 20}, /* four cores share a cache */
+        {"numa:4 core:3 pu:2", 12, 4, 0},
+        {"core:1 pu:8", 1, 1, 0},
     };
     for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
         assert_int_equal(setenv("HWLOC_SYNTHETIC", machines[i].topology, 1), 0);
         struct cpu_machine machine = cpu_machine_read();
         assert_int_equal(machine.cores, machines[i].cores);
+        assert_int_equal(machine.nodes, machines[i].nodes);
         assert_int_equal(machine.cache_bytes, machines[i].cache_bytes);
 #ifdef _OPENMP
         if (!getenv("OMP_NUM_THREADS")) assert_true(cpu_threads_default(&machine) <= machine.cores);
 #endif
+        cpu_machine_free(&machine);
     }
     unsetenv("HWLOC_SYNTHETIC");
 }
