@@ -321,6 +321,8 @@ attention_backward_kv(__global const element *restrict q, __global const element
                         sum += ds_part[n * LANE_GROUPS + g];
                 head_bias[h] += sum;
             }
+            /* PoCL 3.1 lets every item of a group of one head add, where COMPENSATION skips pairs, without it. */
+            barrier(CLK_LOCAL_MEM_FENCE);
 #endif
         }
     }

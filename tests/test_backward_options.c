@@ -175,6 +175,21 @@ static void arrays_make(clattn_context *reference, const struct shape *s, struct
     clattn_blocks_release(reference, lists);
 }
 
+/* The same with a query head a key head. */
+static void arrays_ungroup(clattn_context *reference, struct arrays *a)
+{
+    clattn_tensor *const views[] = {&a->q.view,    &a->dout.view, &a->out.view, &a->lse.view,
+                                    &a->dlse.view, &a->sink.view, &a->bias.view};
+    for (int n = 0; n < COUNT(views); n++)
+        views[n]->heads = KV_HEADS;
+    clattn_attention_desc attention = attention_of(a);
+    clattn_blocks *lists = lists_of(reference, a);
+    assert_int_equal(clattn_attention_forward(reference, &attention, &a->q.view, &a->k.view, &a->v.view, lists,
+                                              &a->out.view, &a->lse.view, NULL),
+                     CLATTN_SUCCESS);
+    clattn_blocks_release(reference, lists);
+}
+
 static void arrays_free(struct arrays *a)
 {
     struct array *const all[] = {&a->q, &a->k, &a->v, &a->out, &a->lse, &a->dout, &a->dlse, &a->sink, &a->bias};
@@ -351,39 +366,52 @@ static void test_threads(void **state)
 }
 
 /* Blocks that a row sees but does not list receive a share, in dk and dv only. */
+static void check_compensation(const struct shape *s, bool is_grouped)
+{
+    struct arrays a;
+    struct array expected[GRADIENTS], have[GRADIENTS], again[GRADIENTS];
+    arrays_make(reference(), s, &a);
+    if (!is_grouped) arrays_ungroup(reference(), &a);
+    results_new(&a, expected);
+    assert_int_equal(gradients_run(reference(), &a, ALL, 0.3f, expected), CLATTN_SUCCESS);
+    results_settle(s, expected);
+    FOR_EACH_TARGET (target) {
+        if (target->info.backend == CLATTN_BACKEND_REFERENCE || !target_runs(target, s->size)) continue;
+        results_new(&a, have);
+        results_new(&a, again);
+        check_success(target, gradients_run(target->context, &a, ALL, 0.3f, have), "compensation");
+        check_success(target, gradients_run(target->context, &a, ALL, 0.3f, again), "compensation");
+        results_settle(s, have);
+        results_settle(s, again);
+        for (int n = 0; n < GRADIENTS; n++) {
+            if (!has_gradient(s, n)) continue;
+            gradients_compare(target->label, s->name, gradient_names[n], &expected[n], &have[n], 1e-5);
+            if (!tensor_equal_bits(&have[n].view, &again[n].view))
+                fail_msg("%s: %s, compensated %s differs from run to run", target->label, s->name,
+                         gradient_names[n]);
+        }
+        results_free(have);
+        results_free(again);
+    }
+    results_free(expected);
+    arrays_free(&a);
+}
+
 static void test_compensation(void **state)
 {
     (void)state;
-    for (const struct shape *s = shapes; s < shapes + COUNT(shapes); s++) {
-        struct arrays a;
-        struct array expected[GRADIENTS], have[GRADIENTS], again[GRADIENTS];
-        if (s->starts) continue; /* refused: see test_errors.c */
-        arrays_make(reference(), s, &a);
-        results_new(&a, expected);
-        assert_int_equal(gradients_run(reference(), &a, ALL, 0.3f, expected), CLATTN_SUCCESS);
-        results_settle(s, expected);
-        FOR_EACH_TARGET (target) {
-            if (target->info.backend == CLATTN_BACKEND_REFERENCE || !target_runs(target, s->size)) continue;
-            results_new(&a, have);
-            results_new(&a, again);
-            check_success(target, gradients_run(target->context, &a, ALL, 0.3f, have), "compensation");
-            check_success(target, gradients_run(target->context, &a, ALL, 0.3f, again), "compensation");
-            results_settle(s, have);
-            results_settle(s, again);
-            for (int n = 0; n < GRADIENTS; n++) {
-                if (!has_gradient(s, n)) continue;
-                gradients_compare(target->label, s->name, gradient_names[n], &expected[n], &have[n], 1e-5);
-                if (!tensor_equal_bits(&have[n].view, &again[n].view))
-                    fail_msg("%s: %s, compensated %s differs from run to run", target->label, s->name,
-                             gradient_names[n]);
-            }
-            results_free(have);
-            results_free(again);
-        }
-        results_free(expected);
-        arrays_free(&a);
-    }
+    for (const struct shape *s = shapes; s < shapes + COUNT(shapes); s++)
+        if (!s->starts) check_compensation(s, true); /* with starts: refused, see test_errors.c */
     target_report("compensation");
+}
+
+static void test_compensation_of_heads(void **state)
+{
+    (void)state;
+    for (const struct shape *s = shapes; s < shapes + COUNT(shapes); s++)
+        if (s->size == SIZE_TINY && s->bias_batch && s->list_heads == 1 && !s->starts)
+            check_compensation(s, false);
+    target_report("compensation without groups");
 }
 
 /* NaN and infinity stay with the rows and keys that they belong to: finite gradients of the reference are
@@ -440,8 +468,11 @@ static void test_not_finite(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_shapes), cmocka_unit_test(test_parts),
-                                       cmocka_unit_test(test_threads), cmocka_unit_test(test_compensation),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_shapes),
+                                       cmocka_unit_test(test_parts),
+                                       cmocka_unit_test(test_threads),
+                                       cmocka_unit_test(test_compensation),
+                                       cmocka_unit_test(test_compensation_of_heads),
                                        cmocka_unit_test(test_not_finite)};
     return cmocka_run_group_tests_name("backward options", tests, targets_open, targets_close);
 }
