@@ -15,88 +15,10 @@
  *
  * Included by attention_backward_<variant>.c after a vector layer. */
 
-#include "attention_backward_simd.h"
+#include "backward_key_state_simd.h"
 
 #include "backward_turns.h"
 #include "turns.h"
-
-enum {
-    ROWS = PACK_ROWS_MAX,
-    CHAIN_ROWS = 11 * ROWS /* until the inner accumulator is emptied, whatever the size of the packs */
-};
-
-enum { SHORT_DIM = 16 }; /* steps of a dot product whose rounding dbias does not bear otherwise */
-
-struct key_state {
-    const struct backward_job *job;
-    const struct key_tile *tile;
-    int64_t keys, rows; /* of the piece; packed so far */
-    int64_t lanes;      /* keys, rounded up */
-    int64_t chain;      /* rows since the inner accumulators were emptied */
-    int64_t dk_stride, dv_stride;
-    float *k, *v;       /* [lane group][dim or dim_v][lanes] */
-    float *z, *dp;      /* [ROWS][lanes] of one lane group */
-    float *dk, *dv;     /* inner accumulators [keys][stride] */
-    float *q, *dout;    /* [ROWS] packed rows */
-    float *lse, *delta; /* [ROWS] */
-    float *from, *to;   /* [ROWS] keys that the row sees */
-    float *bias;        /* [ROWS] */
-    float *window;      /* [ROWS][2 * AXES] lo and hi */
-    float *lane_index;  /* [lanes] 0, 1 ... */
-    float *coordinate;  /* [AXES][lanes] */
-    float *slope;       /* [lanes] of the soft cap */
-    float *ds;          /* [ROWS][WIDTH] sums of dS */
-    float *part;        /* [ROWS][lanes] of one lane group: some dimensions' part of z or dp, with dbias */
-    float *all_dx;      /* [ROWS][lanes] of all lane groups; with dq */
-    float *k_panel;     /* [panel of two vectors][key][2 * WIDTH] keys */
-    float *dq;          /* [ROWS][2 * WIDTH] of a panel */
-    float *dq_row[ROWS];
-    int64_t *turn[ROWS], number[ROWS]; /* of the row of dq */
-    bool finite;                       /* the keys are, with dq */
-    int32_t head[ROWS];
-    bool chained;         /* dk and dv are inner accumulators; false: few rows, they are the tile's */
-    bool partial;         /* some packed row does not see all keys */
-    struct row_walk walk; /* what comes after the packed rows */
-};
-
-static size_t key_layout(const struct backward_job *job, char *memory, struct key_state *state)
-{
-    const struct problem *problem = job->problem;
-    int64_t lanes = round_up(backward_block(job), LANES_MAX);
-    char *start = memory;
-    state->dk_stride = gradient_stride(problem->dim);
-    state->dv_stride = gradient_stride(problem->dim_v);
-    state->k = part(&memory, lanes * problem->dim);
-    state->v = part(&memory, lanes * problem->dim_v);
-    state->z = part(&memory, LANES_MAX * ROWS);
-    state->dp = part(&memory, LANES_MAX * ROWS);
-    state->dk = part(&memory, lanes * state->dk_stride);
-    state->dv = part(&memory, lanes * state->dv_stride);
-    state->q = part(&memory, ROWS * packed_stride(problem->dim));
-    state->dout = part(&memory, ROWS * packed_stride(problem->dim_v));
-    state->lse = part(&memory, ROWS);
-    state->delta = part(&memory, ROWS);
-    state->from = part(&memory, ROWS);
-    state->to = part(&memory, ROWS);
-    state->bias = part(&memory, ROWS);
-    state->window = part(&memory, ROWS * 2 * AXES);
-    state->lane_index = part(&memory, lanes);
-    state->coordinate = part(&memory, lanes * AXES);
-    state->slope = part(&memory, LANES_MAX);
-    state->ds = part(&memory, ROWS * WIDTH);
-    state->part = part(&memory, LANES_MAX * ROWS);
-    state->all_dx = part(&memory, ROWS * lanes);
-    state->k_panel = part(&memory, lanes * round_up(problem->dim, LANES_MAX));
-    state->dq = part(&memory, ROWS * LANES_MAX);
-    state->lanes = lanes;
-    return (size_t)(memory - start);
-}
-
-static size_t backward_key_scratch_simd(const struct backward_job *job)
-{
-    struct key_state state;
-    return key_layout(job, NULL, &state);
-}
 
 /* Coordinates of key j of the piece. */
 static const int32_t *key_coordinate(const struct key_state *state, int64_t j)
@@ -156,7 +78,8 @@ static void key_begin(struct key_state *state)
                      lane_vectors(left));
     }
     if (state->tile->has_dq) key_panels(state);
-    state->chained = key_tile_rows(state->tile) > CHAIN_ROWS;
+    state->rows_left = key_tile_rows(state->tile);
+    state->chained = state->rows_left > CHAIN_ROWS;
     if (!state->chained) {
         state->dk = state->tile->dk;
         state->dv = state->tile->dv;
@@ -317,17 +240,28 @@ static void key_add_dq(struct key_state *state)
 /* Enough heads to fill the lines that a tile prefetches. */
 enum { AHEAD_HEADS = 8 };
 
+/* A walk over the tile's rows and, when it is at their end, over those of the next tile. */
+struct ahead_walk {
+    const struct key_tile *tile;
+    struct row_walk rows;
+};
+
 /* The next query row's heads in a tensor (NULL: nothing to prefetch), line by line of all heads. */
-static struct ahead key_ahead(const struct key_state *state, struct row_walk *next, const clattn_tensor *tensor,
-                              int64_t *bytes)
+static struct ahead key_ahead(const struct key_state *state, struct ahead_walk *walk,
+                              const clattn_tensor *tensor, int64_t *bytes)
 {
-    const struct key_tile *tile = state->tile;
-    const struct sequence *sequence = tile->sequence;
     struct ahead none = {(const char *)state->z, 0};
     const struct key_part *part;
     int64_t i;
     *bytes = 0;
-    if (!tensor || !row_walk_next(tile, next, &i, &part) || part->heads < AHEAD_HEADS) return none;
+    if (!tensor || !walk->tile) return none;
+    while (!row_walk_next(walk->tile, &walk->rows, &i, &part)) {
+        *walk = (struct ahead_walk){walk->tile == state->tile ? state->tile->next : NULL, {0}};
+        if (!walk->tile) return none;
+    }
+    const struct key_tile *tile = walk->tile;
+    const struct sequence *sequence = tile->sequence;
+    if (part->heads < AHEAD_HEADS) return none;
     if (tensor == state->job->q) {
         prefetch_line(tensor_row(state->job->lse, sequence->batch, sequence->q_row + i, part->head));
         prefetch_line(tile->delta + i * state->job->problem->q_heads + part->head);
@@ -338,22 +272,39 @@ static struct ahead key_ahead(const struct key_state *state, struct row_walk *ne
                           tensor->head_stride * element_bytes(tensor->dtype)};
 }
 
+/* The next AHEAD_STEPS rows of the next tile's keys, then values. */
+static struct ahead piece_ahead(const struct key_state *state, int64_t *done, int64_t *bytes)
+{
+    const struct key_tile *next = state->tile->next;
+    struct ahead none = {(const char *)state->z, 0};
+    int64_t count = next ? round_up(next->count, AHEAD_STEPS) : 0, row = count ? *done % count : 0;
+    *bytes = 0;
+    if (*done >= 2 * count || row + AHEAD_STEPS > next->count) return none;
+    const clattn_tensor *tensor = *done < count ? state->job->k : state->job->v;
+    *done += AHEAD_STEPS;
+    *bytes = AHEAD_STEPS * element_bytes(tensor->dtype);
+    return (struct ahead){
+        tensor_row(tensor, next->sequence->batch, next->sequence->k_row + next->first + row, next->kv_head),
+        tensor->len_stride * element_bytes(tensor->dtype)};
+}
+
 /* ---- products ---- */
 
 /* to [row][lanes] = scale * keys [dim][lanes] . rows, of the packed rows; meanwhile as many rows of `next` are
  * prefetched. The sums of dS that become dbias cancel: without a sink those of a row add up to 0, and what is
  * left of thousands of them shows the rounding of each product. So with biases products are added up in parts
- * of SHORT_DIM dimensions. */
+ * of SHORT_DIM dimensions. pieces: what is prefetched are the next piece's keys and values, from there on. */
 static void key_dots(const struct key_state *state, const float *keys, int32_t dim, int vectors,
-                     struct float_rows rows, float scale, float *to, const clattn_tensor *next)
+                     struct float_rows rows, float scale, float *to, const clattn_tensor *next, int64_t *pieces)
 {
     const int64_t lanes = vectors * WIDTH;
     const int32_t step = state->job->problem->options.bias ? SHORT_DIM : dim;
-    struct row_walk walk = state->walk;
+    struct ahead_walk walk = {state->tile, state->walk};
     for (int32_t d = 0; d < dim; d += step) {
         float *part = d ? state->part : to;
         for (int64_t r = 0, ahead_bytes; r < state->rows;) {
-            struct ahead ahead = key_ahead(state, &walk, next, &ahead_bytes);
+            struct ahead ahead =
+                pieces ? piece_ahead(state, pieces, &ahead_bytes) : key_ahead(state, &walk, next, &ahead_bytes);
             r += dot_rows_ahead(keys + d * lanes, MIN(step, dim - d), vectors, rows.data + d + r * rows.stride,
                                 rows.stride, state->rows - r, scale, part + r * lanes, ahead, ahead_bytes);
         }
@@ -369,14 +320,16 @@ static void key_pack_done(struct key_state *state)
     const struct problem *problem = job->problem;
     struct float_rows q = {state->q, packed_stride(problem->dim)},
                       dout = {state->dout, packed_stride(problem->dim_v)};
+    state->rows_left -= state->rows;
     for (int64_t group = 0; group < state->keys && state->rows; group += LANES_MAX) {
         int vectors = lane_vectors(state->keys - group);
         int64_t lanes = vectors * WIDTH, left = MIN(state->keys - group, lanes);
         const clattn_tensor *next = group == 0 ? job->q : state->tile->has_dq ? job->dq : NULL;
         key_dots(state, state->k + group * problem->dim, problem->dim, vectors, q, problem->scale, state->z,
-                 next);
+                 next, NULL);
         key_dots(state, state->v + group * problem->dim_v, problem->dim_v, vectors, dout, 1, state->dp,
-                 group == 0 ? job->dout : NULL);
+                 group == 0 ? job->dout : NULL,
+                 group == 0 || state->rows_left >= ROWS ? NULL : &state->pieces_ahead);
         key_gradients(state, group, vectors);
         if (state->tile->has_dq) key_keep_dx(state, group, lanes);
         if (!job->dk) continue;

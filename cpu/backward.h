@@ -43,6 +43,7 @@ struct key_tile {
     bool has_dq;        /* the rows of job->dq, float32, are added to as well ... */
     int64_t *turns;     /* [q_len][q_heads] ... in turns (backward_turns.h); NULL: they are this tile's alone */
     double *dbias;      /* [group] sums of dS, to be added to; NULL: not wanted */
+    const struct key_tile *next; /* what the thread will probably do next, to be prefetched; NULL: not known */
 };
 
 /* Rows x heads that list the block, at most. */

@@ -327,11 +327,9 @@ static void write_block(const struct plan *plan, const struct item *item, float 
     }
 }
 
-static void run_item(const struct cpu_kernels *kernels, const struct plan *plan, const struct item *item,
-                     float *own, void *scratch)
+static struct key_tile item_tile(const struct plan *plan, const struct item *item, float *own)
 {
     int64_t floats = plan->dk_floats + plan->dv_floats;
-    bool is_whole = item->segments == 1;
     struct key_tile tile = {
         .sequence = &plan->job->problem->sequences[item->sequence],
         .kv_head = item->kv_head,
@@ -343,14 +341,27 @@ static void run_item(const struct cpu_kernels *kernels, const struct plan *plan,
         .parts = plan->parts + item->first_part,
         .part_count = item->part_count,
         .delta = plan->delta + plan->delta_base[item->sequence],
-        .dk = is_whole ? own : plan->partial + item->partial * floats,
+        .dk = item->segments == 1 ? own : plan->partial + item->partial * floats,
         .has_dq = plan->turns != NULL,
         .turns = plan->turns ? plan->turns + plan->delta_base[item->sequence] : NULL,
         .dbias = plan->dbias ? plan->dbias + (item - plan->items) * plan->job->problem->group : NULL};
     tile.dv = tile.dk + plan->dk_floats;
-    memset(tile.dk, 0, (size_t)floats * sizeof *own);
+    return tile;
+}
+
+static void run_item(const struct cpu_kernels *kernels, const struct plan *plan, const struct item *item,
+                     float *own, void *scratch)
+{
+    size_t floats = (size_t)(plan->dk_floats + plan->dv_floats);
+    struct key_tile tile = item_tile(plan, item, own), next;
+    int64_t n = __atomic_load_n(&plan->next, __ATOMIC_RELAXED); /* another thread may take it */
+    if (n < plan->item_count) {
+        next = item_tile(plan, &plan->items[n], own);
+        tile.next = &next;
+    }
+    memset(tile.dk, 0, floats * sizeof *own);
     if (key_tile_rows(&tile) > 0) kernels->backward_key(plan->job, &tile, scratch);
-    if (is_whole && plan->job->dk) write_block(plan, item, own);
+    if (item->segments == 1 && plan->job->dk) write_block(plan, item, own);
 }
 
 /* Adds up the segments of the block whose first one is `item`. */
