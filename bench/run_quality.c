@@ -22,6 +22,7 @@ int run_check_quality(const struct run *run)
     if (run->select.selector == CLATTN_SELECT_DENSE && !run->pattern)
         return program_usage("--quality: the dense selector makes no block lists");
     if (run->cu_names[0]) return program_usage("--quality: not with packed sequences");
+    if (run->extra_names[RUN_BIAS]) return program_usage("--quality: not with a bias, which it does not weigh");
     return STATUS_OK;
 }
 

@@ -70,6 +70,7 @@ refused 'need --quality' --from 3
 refused '--answers and --needles go together' --quality --answers "$sample/answer_pos.npy"
 refused 'the dense selector makes no block lists' --quality --selector dense
 refused 'not with packed sequences' --quality --cu-seqlens-q 0,512 --cu-seqlens-k 0,16384
+refused 'not with a bias' --quality --bias "$sample/q.npy"
 refused '--layout-dims does not go with --quality' --quality --layout-dims 512 --window 4
 
 echo "$failures failures"
