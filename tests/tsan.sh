@@ -68,7 +68,7 @@ if [ -z "$omp_cc" ]; then
     [ "$failures" = 0 ]
     exit
 fi
-programs='tests/test_backward tests/test_cpu_threads tests/test_cpu_variants'
+programs='tests/test_backward tests/test_cpu_places tests/test_cpu_threads tests/test_cpu_tiles tests/test_cpu_variants'
 [ -e Makefile ] || "$srcdir/configure" -q --enable-sanitizers=thread --disable-shared --without-opencl --without-clblast \
     CC="$omp_cc" CFLAGS='-g -O1' > log 2>&1 || { tail log && exit 1; }
 $MAKE -s $programs >> log 2>&1 || { tail log && exit 1; }
