@@ -194,7 +194,9 @@ static void test_list_in_use(void **state)
     float ones[ELEMENTS], result[ELEMENTS];
     unsetenv("CLATTN_KERNEL_DIR"); /* the library's own kernels */
     caller_open(&caller, 0);
-    assert_int_equal(caller_share(&caller, NULL, &context, detail), CLATTN_SUCCESS);
+    /* Rusticl of Mesa 22.3 does not show a queue what another one has written. */
+    cl_command_queue queue = platform_is("rusticl") ? caller.queue : NULL;
+    assert_int_equal(caller_share(&caller, queue, &context, detail), CLATTN_SUCCESS);
     for (int i = 0; i < ELEMENTS; i++)
         ones[i] = 1;
     clattn_tensor host = clattn_tensor_bthd(ones, CLATTN_FLOAT32, 1, LEN, 1, DIM), x, out;
