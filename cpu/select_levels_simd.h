@@ -365,6 +365,10 @@ static void batch_leaf_level(struct batch *batch)
         score_open(batch, &children, rough_leaf);
         for (int32_t r = 0; r < batch->rows; r++)
             if (batch->walk[r].scored_count) rough_decide(&batch->walk[r], 1);
+        if (!batch->flat && rough_ask_first(batch)) {
+            score_open(batch, &children, score_leaf);
+            rough_decide_again(batch);
+        }
     }
 #endif
     if (is_flat_mean(batch->job))

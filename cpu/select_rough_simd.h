@@ -172,6 +172,34 @@ static void rough_leaf(const struct batch *batch, const struct walk_children *ch
     rough_errors(&leaf, visit, visits);
 }
 
+/* Of several open scores of a row, leaves only the first one open: often its exact score decides the others,
+ * too. A row's cursor says which it is; -1: none. false: in no row. */
+static bool rough_ask_first(const struct batch *batch)
+{
+    bool any = false;
+    for (int32_t r = 0; r < batch->rows; r++) {
+        const struct walk *walk = &batch->walk[r];
+        batch->cursor[r] = -1;
+        for (int64_t n = 0; n < walk->scored_count; n++) {
+            if (walk->open[n] && batch->cursor[r] < 0)
+                batch->cursor[r] = n;
+            else
+                walk->open[n] = false;
+        }
+        any |= batch->cursor[r] >= 0;
+    }
+    return any;
+}
+
+static void rough_decide_again(const struct batch *batch)
+{
+    for (int32_t r = 0; r < batch->rows; r++) {
+        if (batch->cursor[r] < 0) continue;
+        batch->walk[r].error[batch->cursor[r]] = 0;
+        rough_decide(&batch->walk[r], 1);
+    }
+}
+
 /* The rough score of one row and one leaf, and the bound of its error, for tests: q [heads][dim], at most WIDTH
  * of them, k [count][dim], at most RUN_ROWS. false: not usable. */
 static bool rough_score_of(const float *q, int32_t heads, const float *k, int64_t count, int32_t dim,
