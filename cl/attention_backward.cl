@@ -1,17 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the kernels of the backward pass share: elements of tensors of several types, the table of sequences,
- * and tiles. They include this file. */
-
-/* Tensors of other types than DTYPE, by the number of their type. */
-typedef float element_float32;
-typedef half element_float16;
-typedef ushort element_bfloat16;
-#define DTYPE_NAME_1 float32
-#define DTYPE_NAME_2 float16
-#define DTYPE_NAME_3 bfloat16
-#define ELEMENT_OF(TYPE) JOIN(element_, JOIN(DTYPE_NAME_, TYPE))
-#define LOAD_OF(TYPE, N) JOIN(JOIN(load_, JOIN(DTYPE_NAME_, TYPE)), JOIN(_, N))
-#define STORE_OF(TYPE) JOIN(store_, JOIN(DTYPE_NAME_, TYPE))
+/* What the kernels of the backward pass share: the table of sequences and tiles. They include this file. */
 
 /* The table of the backward kernels (opencl_backward.h): steps from row to row and from head to head of each
  * tensor, then for each sequence the element of its row 0, head 0 in each tensor, and numbers. */

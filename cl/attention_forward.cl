@@ -42,16 +42,8 @@
 #define COLUMNS_MAX (DIM_PADDED > DIM_V_PADDED ? DIM_PADDED : DIM_V_PADDED)
 #define DIMS_AT_ONCE (ITEM_DIMS % 8 == 0 ? 8 : 4)
 
-#if OUT_DTYPE == 1
-typedef float out_element;
-#define STORE store_float32
-#elif OUT_DTYPE == 2
-typedef half out_element;
-#define STORE store_float16
-#else
-typedef ushort out_element;
-#define STORE store_bfloat16
-#endif
+typedef ELEMENT_OF(OUT_DTYPE) out_element;
+#define STORE STORE_OF(OUT_DTYPE)
 
 /* Loads rows first .. first + count - 1 of a key or value tile, the rest of KEYS rows becomes zero, as do
  * columns past the dimension. Returns whether an element is infinite or NaN, from the bits: arithmetic such as x * 0 is

@@ -18,16 +18,8 @@
 #define HEAD_TILES CEIL_DIV(GROUP, HEADS) /* of a key head */
 #define LANE_DIMS CEIL_DIV(DIM_V, SG)
 
-#if OUT_DTYPE == 1
-typedef float out_element;
-#define STORE store_float32
-#elif OUT_DTYPE == 2
-typedef half out_element;
-#define STORE store_float16
-#else
-typedef ushort out_element;
-#define STORE store_bfloat16
-#endif
+typedef ELEMENT_OF(OUT_DTYPE) out_element;
+#define STORE STORE_OF(OUT_DTYPE)
 
 /* s[h] = q[h] . key */
 static inline void key_logits(__local const float *q_tile, __global const element *key, float *s)

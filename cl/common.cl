@@ -101,13 +101,18 @@ inline lanes lanes_base(lanes most)
 
 /* ---- elements in global memory ---- */
 
-#if DTYPE == 1
-typedef float element;
-#elif DTYPE == 2
-typedef half element;
-#else
-typedef ushort element;
-#endif
+/* Types and functions by the number of a type, a macro: ELEMENT_OF(OUT_DTYPE) *out. */
+typedef float element_float32;
+typedef half element_float16;
+typedef ushort element_bfloat16;
+#define DTYPE_NAME_1 float32
+#define DTYPE_NAME_2 float16
+#define DTYPE_NAME_3 bfloat16
+#define ELEMENT_OF(TYPE) JOIN(element_, JOIN(DTYPE_NAME_, TYPE))
+#define LOAD_OF(TYPE, N) JOIN(JOIN(load_, JOIN(DTYPE_NAME_, TYPE)), JOIN(_, N))
+#define STORE_OF(TYPE) JOIN(store_, JOIN(DTYPE_NAME_, TYPE))
+typedef ELEMENT_OF(DTYPE) element;
+#define LOAD(N) LOAD_OF(DTYPE, N)
 
 #define DEFINE_LOAD(N)                                                                                         \
     inline float##N load_float32_##N(__global const float *p)                                                  \
@@ -159,14 +164,6 @@ inline void store_bfloat16(float x, __global ushort *p)
     uint rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     *p = (ushort)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
 }
-
-#if DTYPE == 1
-#define LOAD(N) JOIN(load_float32_, N)
-#elif DTYPE == 2
-#define LOAD(N) JOIN(load_float16_, N)
-#else
-#define LOAD(N) JOIN(load_bfloat16_, N)
-#endif
 
 /* Vectors into local memory. */
 inline void put1(float x, __local float *p)

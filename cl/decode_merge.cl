@@ -12,16 +12,8 @@
 #ifndef SINK
 #define SINK 0
 #endif
-#if OUT_DTYPE == 1
-typedef float out_element;
-#define STORE store_float32
-#elif OUT_DTYPE == 2
-typedef half out_element;
-#define STORE store_float16
-#else
-typedef ushort out_element;
-#define STORE store_bfloat16
-#endif
+typedef ELEMENT_OF(OUT_DTYPE) out_element;
+#define STORE STORE_OF(OUT_DTYPE)
 
 /* part_out [parts][rows][heads][DIM_V], part_lse [parts][rows][heads]; `pairs` of rows and heads. */
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void

@@ -25,13 +25,7 @@ __kernel void dense_store(__global const float *restrict from, __global element 
     uint d = (uint)get_global_id(0), i = (uint)get_global_id(1), h = (uint)get_global_id(2);
     float x = d < dim ? from[((ulong)h * len + i) * dim + d] : 0.0f;
     __global element *place = to + first + i * len_stride + h * head_stride + d;
-#if DTYPE == 1
-    if (d < dim) store_float32(x, place);
-#elif DTYPE == 2
-    if (d < dim) store_float16(x, place);
-#else
-    if (d < dim) store_bfloat16(x, place);
-#endif
+    if (d < dim) STORE_OF(DTYPE)(x, place);
 }
 
 inline float reduce_most(float x, __local float *part)

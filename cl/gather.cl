@@ -25,16 +25,8 @@ typedef uchar to_element;
 #define FROM_VECTOR uchar
 #else
 typedef element from_element;
-#if OUT_DTYPE == 1
-typedef float to_element;
-#define STORE store_float32
-#elif OUT_DTYPE == 2
-typedef half to_element;
-#define STORE store_float16
-#else
-typedef ushort to_element;
-#define STORE store_bfloat16
-#endif
+typedef ELEMENT_OF(OUT_DTYPE) to_element;
+#define STORE STORE_OF(OUT_DTYPE)
 #endif
 
 /* The tensors that rows come from. */

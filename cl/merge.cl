@@ -9,16 +9,8 @@
  *
  * Macros: DTYPE of out0 and out1, OUT_DTYPE of out; ITEMS of a work-group. */
 
-#if OUT_DTYPE == 1
-typedef float out_element;
-#define STORE store_float32
-#elif OUT_DTYPE == 2
-typedef half out_element;
-#define STORE store_float16
-#else
-typedef ushort out_element;
-#define STORE store_bfloat16
-#endif
+typedef ELEMENT_OF(OUT_DTYPE) out_element;
+#define STORE STORE_OF(OUT_DTYPE)
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void
 merge(__global const element *out0, __global const float *lse0, __global const element *out1,
