@@ -28,9 +28,9 @@ static inline void stage_block(__local uint4 *keys, __local uint4 *values, __glo
     for (uint row = t / 4; row < LEAF; row += 32 * WARPGROUPS) {
         const int exists = (int)row < valid;
         stage_row(keys, k + (exists ? row * k_stride : 0), K_CHUNKS, DIM, row, exists, t % 4 * K_CHUNKS / 4,
-                  (t % 4 + 1) * K_CHUNKS / 4);
+                  (t % 4 + 1) * K_CHUNKS / 4, 1);
         stage_row(values, v + (exists ? row * v_stride : 0), V_CHUNKS, DIM_V, row, exists, t % 4 * V_CHUNKS / 4,
-                  (t % 4 + 1) * V_CHUNKS / 4);
+                  (t % 4 + 1) * V_CHUNKS / 4, 1);
     }
 }
 
@@ -65,9 +65,9 @@ backward_tile(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong 
         const uint own = t / 2, half_row = t % 2, r = min(first + own, rows - 1);
         const int exists = first + own < rows;
         stage_row(queries, q + r / GROUP * q_len_stride + r % GROUP * q_head_stride, K_CHUNKS, DIM, own, exists,
-                  half_row * (K_CHUNKS / 2), (half_row + 1) * (K_CHUNKS / 2));
+                  half_row, K_CHUNKS, 2);
         stage_row(douts, dout + r / GROUP * dout_len_stride + r % GROUP * dout_head_stride, V_CHUNKS, DIM_V,
-                  own, exists, half_row * (V_CHUNKS / 2), (half_row + 1) * (V_CHUNKS / 2));
+                  own, exists, half_row, V_CHUNKS, 2);
     }
     const int position = (int)(first_query + kv_len - q_len); /* of the list's first query */
     const uint last = (min(first + ROWS_TILE, rows) - 1) / GROUP;

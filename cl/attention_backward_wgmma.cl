@@ -102,9 +102,9 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
     for (uint row = t / 4; row < LEAF; row += 32 * WARPGROUPS) {
         const int exists = (int)row < valid;
         stage_row(keys, k + (exists ? row * k_len_stride : 0), K_CHUNKS, DIM, row, exists,
-                  t % 4 * (K_CHUNKS / 4), (t % 4 + 1) * (K_CHUNKS / 4));
+                  t % 4 * (K_CHUNKS / 4), (t % 4 + 1) * (K_CHUNKS / 4), 1);
         stage_row(values, v + (exists ? row * v_len_stride : 0), V_CHUNKS, DIM_V, row, exists,
-                  t % 4 * V_CHUNKS / 4, (t % 4 + 1) * V_CHUNKS / 4);
+                  t % 4 * V_CHUNKS / 4, (t % 4 + 1) * V_CHUNKS / 4, 1);
     }
     copy_commit();
     pairs += (ulong)kv_head * q_len * topk + offset[block];
@@ -136,10 +136,11 @@ backward_block(__global const ushort *q, ulong q_base, ulong q_len_stride, ulong
             const uint r = step * 64 + row;
             const uint rr = first + min(r, rows - 1), i = next_slot / topk, h = rr % GROUP;
             const int exists = r < rows;
+            /* Two items share a row's neighbouring pieces: the second-level cache sends no fewer. */
             stage_row(queries[group][stage], q + i * q_len_stride + h * q_head_stride, K_CHUNKS, DIM, row,
-                      exists, half_row * (K_CHUNKS / 2), (half_row + 1) * (K_CHUNKS / 2));
+                      exists, half_row, K_CHUNKS, 2);
             stage_row(douts[group][stage], dout + i * dout_len_stride + h * dout_head_stride, V_CHUNKS, DIM_V,
-                      row, exists, half_row * (V_CHUNKS / 2), (half_row + 1) * (V_CHUNKS / 2));
+                      row, exists, half_row, V_CHUNKS, 2);
             const ulong at = ((ulong)i * kv_heads + kv_head) * GROUP + h;
             if (half_row == 0) {
                 copy_async_4(local_address(&row_lse[group][stage][row]), lse + at);
