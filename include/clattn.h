@@ -101,7 +101,8 @@ typedef enum clattn_log_level {
     CLATTN_LOG_DEBUG = 4
 } clattn_log_level;
 
-/* Receives one line without a newline. Called from any thread that uses the context, never concurrently. */
+/* Receives one line without a newline. Called from any thread that uses the context, never concurrently. It must not
+ * call a function with that context, which is locked meanwhile. */
 typedef void (*clattn_log_function)(void *user, clattn_log_level level, const char *message);
 
 /* What clattn_context_create makes. Set by CLATTN_CONTEXT_DESC_INIT; change only what differs. */

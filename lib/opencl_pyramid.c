@@ -91,7 +91,7 @@ clattn_status opencl_pyramid_build(clattn_context *context, const struct pyramid
     const clattn_pyramid *pyramid = job->pyramid;
     struct opencl_options options = {""};
     struct opencl_launch launch;
-    int64_t nodes[64];
+    int64_t nodes[64] = {0};
     int levels = level_count(job->problem->kv_len_max, pyramid->leaf);
     bool done = false;
     clattn_status status = nvidia_pyramid(context, job, &done);
