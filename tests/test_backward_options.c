@@ -267,36 +267,44 @@ static clattn_context *reference(void)
     return NULL;
 }
 
+/* Every gradient as the reference has it, and twice the same. With compensation blocks that a row sees but does not list
+ * receive a share, in dk and dv only. */
+static void check_shape(const struct shape *s, bool is_grouped, float compensation)
+{
+    struct arrays a;
+    struct array expected[GRADIENTS], have[GRADIENTS], again[GRADIENTS];
+    arrays_make(reference(), s, &a);
+    if (!is_grouped) arrays_ungroup(reference(), &a);
+    results_new(&a, expected);
+    assert_int_equal(gradients_run(reference(), &a, ALL, compensation, expected), CLATTN_SUCCESS);
+    results_settle(s, expected);
+    FOR_EACH_TARGET (target) {
+        if (target->info.backend == CLATTN_BACKEND_REFERENCE || !target_runs(target, s->size)) continue;
+        results_new(&a, have);
+        results_new(&a, again);
+        check_success(target, gradients_run(target->context, &a, ALL, compensation, have), "backward");
+        check_success(target, gradients_run(target->context, &a, ALL, compensation, again), "backward");
+        results_settle(s, have);
+        results_settle(s, again);
+        for (int n = 0; n < GRADIENTS; n++) {
+            if (!has_gradient(s, n)) continue;
+            gradients_compare(target->label, s->name, gradient_names[n], &expected[n], &have[n], 1e-5);
+            if (!tensor_equal_bits(&have[n].view, &again[n].view))
+                fail_msg("%s: %s, compensation %g, %s differs from run to run", target->label, s->name,
+                         (double)compensation, gradient_names[n]);
+        }
+        results_free(have);
+        results_free(again);
+    }
+    results_free(expected);
+    arrays_free(&a);
+}
+
 static void test_shapes(void **state)
 {
     (void)state;
-    for (const struct shape *s = shapes; s < shapes + COUNT(shapes); s++) {
-        struct arrays a;
-        struct array expected[GRADIENTS], have[GRADIENTS], again[GRADIENTS];
-        arrays_make(reference(), s, &a);
-        results_new(&a, expected);
-        assert_int_equal(gradients_run(reference(), &a, ALL, 0, expected), CLATTN_SUCCESS);
-        results_settle(s, expected);
-        FOR_EACH_TARGET (target) {
-            if (target->info.backend == CLATTN_BACKEND_REFERENCE || !target_runs(target, s->size)) continue;
-            results_new(&a, have);
-            results_new(&a, again);
-            check_success(target, gradients_run(target->context, &a, ALL, 0, have), "backward");
-            check_success(target, gradients_run(target->context, &a, ALL, 0, again), "backward");
-            results_settle(s, have);
-            results_settle(s, again);
-            for (int n = 0; n < GRADIENTS; n++) {
-                if (!has_gradient(s, n)) continue;
-                gradients_compare(target->label, s->name, gradient_names[n], &expected[n], &have[n], 1e-5);
-                if (!tensor_equal_bits(&have[n].view, &again[n].view))
-                    fail_msg("%s: %s, %s differs from run to run", target->label, s->name, gradient_names[n]);
-            }
-            results_free(have);
-            results_free(again);
-        }
-        results_free(expected);
-        arrays_free(&a);
-    }
+    for (const struct shape *s = shapes; s < shapes + COUNT(shapes); s++)
+        check_shape(s, true, 0);
     target_report("options");
 }
 
@@ -365,43 +373,11 @@ static void test_threads(void **state)
     target_report("threads");
 }
 
-/* Blocks that a row sees but does not list receive a share, in dk and dv only. */
-static void check_compensation(const struct shape *s, bool is_grouped)
-{
-    struct arrays a;
-    struct array expected[GRADIENTS], have[GRADIENTS], again[GRADIENTS];
-    arrays_make(reference(), s, &a);
-    if (!is_grouped) arrays_ungroup(reference(), &a);
-    results_new(&a, expected);
-    assert_int_equal(gradients_run(reference(), &a, ALL, 0.3f, expected), CLATTN_SUCCESS);
-    results_settle(s, expected);
-    FOR_EACH_TARGET (target) {
-        if (target->info.backend == CLATTN_BACKEND_REFERENCE || !target_runs(target, s->size)) continue;
-        results_new(&a, have);
-        results_new(&a, again);
-        check_success(target, gradients_run(target->context, &a, ALL, 0.3f, have), "compensation");
-        check_success(target, gradients_run(target->context, &a, ALL, 0.3f, again), "compensation");
-        results_settle(s, have);
-        results_settle(s, again);
-        for (int n = 0; n < GRADIENTS; n++) {
-            if (!has_gradient(s, n)) continue;
-            gradients_compare(target->label, s->name, gradient_names[n], &expected[n], &have[n], 1e-5);
-            if (!tensor_equal_bits(&have[n].view, &again[n].view))
-                fail_msg("%s: %s, compensated %s differs from run to run", target->label, s->name,
-                         gradient_names[n]);
-        }
-        results_free(have);
-        results_free(again);
-    }
-    results_free(expected);
-    arrays_free(&a);
-}
-
 static void test_compensation(void **state)
 {
     (void)state;
     for (const struct shape *s = shapes; s < shapes + COUNT(shapes); s++)
-        if (!s->starts) check_compensation(s, true); /* with starts: refused, see test_errors.c */
+        if (!s->starts) check_shape(s, true, 0.3f); /* with starts: refused, see test_errors.c */
     target_report("compensation");
 }
 
@@ -410,7 +386,7 @@ static void test_compensation_of_heads(void **state)
     (void)state;
     for (const struct shape *s = shapes; s < shapes + COUNT(shapes); s++)
         if (s->size == SIZE_TINY && s->bias_batch && s->list_heads == 1 && !s->starts)
-            check_compensation(s, false);
+            check_shape(s, false, 0.3f);
     target_report("compensation without groups");
 }
 
