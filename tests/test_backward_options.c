@@ -143,6 +143,17 @@ static clattn_blocks *lists_of(clattn_context *context, const struct arrays *a)
     return blocks;
 }
 
+/* out and lse, which gradients start from. */
+static void arrays_attend(clattn_context *reference, struct arrays *a)
+{
+    clattn_attention_desc attention = attention_of(a);
+    clattn_blocks *lists = lists_of(reference, a);
+    assert_int_equal(clattn_attention_forward(reference, &attention, &a->q.view, &a->k.view, &a->v.view, lists,
+                                              &a->out.view, &a->lse.view, NULL),
+                     CLATTN_SUCCESS);
+    clattn_blocks_release(reference, lists);
+}
+
 static void arrays_make(clattn_context *reference, const struct shape *s, struct arrays *a)
 {
     struct random random = random_seeded((uint64_t)(s - shapes) + 400);
@@ -167,12 +178,7 @@ static void arrays_make(clattn_context *reference, const struct shape *s, struct
     for (int64_t n = 0; n < a->rows * per_row; n++)
         a->indices[n] =
             s->same_block ? 0 : (int32_t)random_below(&random, blocks_of_row(s, n / per_row) + 1) - 1;
-    clattn_attention_desc attention = attention_of(a);
-    clattn_blocks *lists = lists_of(reference, a);
-    assert_int_equal(clattn_attention_forward(reference, &attention, &a->q.view, &a->k.view, &a->v.view, lists,
-                                              &a->out.view, &a->lse.view, NULL),
-                     CLATTN_SUCCESS);
-    clattn_blocks_release(reference, lists);
+    arrays_attend(reference, a);
 }
 
 /* The same with a query head a key head. */
@@ -182,12 +188,7 @@ static void arrays_ungroup(clattn_context *reference, struct arrays *a)
                                     &a->dlse.view, &a->sink.view, &a->bias.view};
     for (int n = 0; n < COUNT(views); n++)
         views[n]->heads = KV_HEADS;
-    clattn_attention_desc attention = attention_of(a);
-    clattn_blocks *lists = lists_of(reference, a);
-    assert_int_equal(clattn_attention_forward(reference, &attention, &a->q.view, &a->k.view, &a->v.view, lists,
-                                              &a->out.view, &a->lse.view, NULL),
-                     CLATTN_SUCCESS);
-    clattn_blocks_release(reference, lists);
+    arrays_attend(reference, a);
 }
 
 static void arrays_free(struct arrays *a)

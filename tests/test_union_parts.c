@@ -176,6 +176,35 @@ static clattn_blocks *union_new(const struct target *target, const struct parts_
     return both;
 }
 
+/* Attention over the list by a backend that takes parts wherever there are any: `wanted` merges of two results. */
+static void check_attention(const struct target *target, struct fixture *f, clattn_blocks *blocks, int wanted,
+                            const char *name)
+{
+    struct lists lists = lists_of(target, blocks);
+    struct forward problem = fixture_problem(f, &lists);
+    struct expected expected = expected_forward(&problem);
+    const struct backend *own = target->context->backend;
+    struct backend forced = *own;
+    forced.prefers_parts = always;
+    forced.merge = merge_counted;
+    merge = own->merge;
+    merges = 0;
+    array_poison(&f->out);
+    array_poison(&f->lse);
+    target->context->backend = &forced;
+    clattn_status status = clattn_attention_forward(target->context, &f->attention, &f->q.view, &f->k.view,
+                                                    &f->v.view, blocks, &f->out.view, &f->lse.view, NULL);
+    target->context->backend = own;
+    check_success(target, status, "clattn_attention_forward");
+    assert_int_equal(merges, wanted);
+    array_check_guards(&f->out, target->label, name);
+    array_check_guards(&f->lse, target->label, name);
+    expected_compare(&expected, &problem, &f->out.view, &f->lse.view, target->label, name);
+
+    expected_free(&expected);
+    lists_free(&lists);
+}
+
 static void check_case(const struct target *target, const struct parts_case *c)
 {
     struct random random = random_seeded(31);
@@ -189,29 +218,7 @@ static void check_case(const struct target *target, const struct parts_case *c)
     clattn_blocks *blocks = union_new(target, c, &f, &random);
     check_disjoint(target, &f, blocks);
 
-    struct lists lists = lists_of(target, blocks);
-    struct forward problem = fixture_problem(&f, &lists);
-    struct expected expected = expected_forward(&problem);
-    const struct backend *own = target->context->backend;
-    struct backend forced = *own;
-    forced.prefers_parts = always;
-    forced.merge = merge_counted;
-    merge = own->merge;
-    merges = 0;
-    array_poison(&f.out);
-    array_poison(&f.lse);
-    target->context->backend = &forced;
-    clattn_status status = clattn_attention_forward(target->context, &f.attention, &f.q.view, &f.k.view,
-                                                    &f.v.view, blocks, &f.out.view, &f.lse.view, NULL);
-    target->context->backend = own;
-    check_success(target, status, "clattn_attention_forward");
-    assert_int_equal(merges, c->has_sink || c->has_padding ? 0 : 1);
-    array_check_guards(&f.out, target->label, c->shape.name);
-    array_check_guards(&f.lse, target->label, c->shape.name);
-    expected_compare(&expected, &problem, &f.out.view, &f.lse.view, target->label, c->shape.name);
-
-    expected_free(&expected);
-    lists_free(&lists);
+    check_attention(target, &f, blocks, c->has_sink || c->has_padding ? 0 : 1, c->shape.name);
     clattn_blocks_release(target->context, blocks);
     fixture_free(&f);
 }
@@ -240,21 +247,8 @@ static void check_selected(const struct target *target, const struct parts_case 
         target,
         clattn_select(target->context, &f.attention, &select, &f.q.view, &f.k.view, NULL, &blocks, NULL),
         "clattn_select");
-    struct lists lists = lists_of(target, blocks);
-    struct forward problem = fixture_problem(&f, &lists);
-    struct expected expected = expected_forward(&problem);
-    const struct backend *own = target->context->backend;
-    struct backend forced = *own;
-    forced.prefers_parts = always;
-    target->context->backend = &forced;
-    clattn_status status = clattn_attention_forward(target->context, &f.attention, &f.q.view, &f.k.view,
-                                                    &f.v.view, blocks, &f.out.view, &f.lse.view, NULL);
-    target->context->backend = own;
-    check_success(target, status, "clattn_attention_forward");
-    expected_compare(&expected, &problem, &f.out.view, &f.lse.view, target->label, "a union selected over");
+    check_attention(target, &f, blocks, 0, "a union selected over");
     assert_null(blocks->row_max);
-    expected_free(&expected);
-    lists_free(&lists);
     clattn_blocks_release(target->context, blocks);
     fixture_free(&f);
 }
